@@ -1,0 +1,310 @@
+/* buffer.c: memory that this process and the daemon both map, and the socket its descriptors come
+ * over, which is the session's lease.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "proto/client/client.h"
+
+enum { PACKET = 1024, MAX_FDS = 8 }; /* of a packet; all descriptors but the first are closed */
+
+struct attnd_buffer {
+    attnd_client *client;
+    uint64_t handle;
+    uint64_t bytes;
+    char *mapped; /* from a page on; the buffer's first byte lies skip bytes behind it */
+    size_t skip;
+    attnd_buffer *next; /* client->buffers */
+};
+
+/* ---- The buffer socket ---- */
+
+static attnd_status connect_until(int fd, const char *path, int64_t deadline_ms, attnd_err *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    assert(strlen(path) < sizeof address.sun_path);
+    memcpy(address.sun_path, path, strlen(path));
+    int64_t left = deadline_ms - cli_now_ms();
+    if (left < 1)
+        left = 1;
+    /* How long connect() waits while the daemon's backlog is full, and send() later. */
+    struct timeval wait = {left / 1000, left % 1000 * 1000};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
+        return ATTND_OK;
+    if (errno == EAGAIN || errno == EINPROGRESS)
+        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: attnd does not accept", path);
+    return attnd_fail(err, ATTND_UNREACHABLE, "buf = %s: %s; is attnd running?", path,
+                      strerror(errno));
+}
+
+/* Waits for one packet; its first descriptor, or -1, goes to *fd. Returns its bytes, 0 when the
+ * connection has ended, -1 at the deadline. */
+static ssize_t receive_packet(int socket, uint8_t packet[PACKET], int *fd, int64_t deadline_ms)
+{
+    *fd = -1;
+    for (;;) {
+        int64_t left = deadline_ms - cli_now_ms();
+        struct pollfd readable = {.fd = socket, .events = POLLIN};
+        if (poll(&readable, 1, left < 0 ? 0 : left > INT32_MAX ? INT32_MAX : (int)left) > 0)
+            break;
+        if (left <= 0)
+            return -1;
+    }
+    union {
+        char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec data = {packet, PACKET};
+    struct msghdr msg = {.msg_iov = &data,
+                         .msg_iovlen = 1,
+                         .msg_control = &control,
+                         .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+    for (struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n_fds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n_fds; i++) {
+            int got;
+            memcpy(&got, CMSG_DATA(c) + i * sizeof got, sizeof got);
+            if (*fd < 0)
+                *fd = got;
+            else
+                close(got);
+        }
+    }
+    return n < 0 ? 0 : n;
+}
+
+static attnd_status exchange_locked(cli_lease *lease, const Attnd__V1__FdRequest *request,
+                                    Attnd__V1__FdReply **out, int *fd, int64_t deadline_ms,
+                                    attnd_err *err)
+{
+    uint8_t packet[PACKET];
+    size_t n_request = attnd__v1__fd_request__pack(request, packet);
+    ssize_t n = 0;
+    if (send(lease->fd, packet, n_request, MSG_NOSIGNAL) == (ssize_t)n_request)
+        n = receive_packet(lease->fd, packet, fd, deadline_ms);
+    if (n > 0) {
+        *out = attnd__v1__fd_reply__unpack(NULL, (size_t)n, packet);
+        if (*out)
+            return ATTND_OK;
+        return attnd_fail(err, ATTND_BROKEN, "buf = %s: sent no FdReply", lease->path);
+    }
+    /* A late reply would be taken for the next one's. */
+    shutdown(lease->fd, SHUT_RDWR);
+    if (n < 0)
+        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: no reply in time; the session ends",
+                          lease->path);
+    return attnd_fail(err, ATTND_RESTARTED, "buf = %s: attnd closed the connection or is gone",
+                      lease->path);
+}
+
+/* One packet out, one in. On refusal there is neither *out nor *fd; else the caller frees *out and
+ * closes *fd unless it is -1. */
+static attnd_status exchange(cli_lease *lease, uint64_t session, uint64_t buffer,
+                             int64_t deadline_ms, Attnd__V1__FdReply **out, int *fd, attnd_err *err)
+{
+    Attnd__V1__FdRequest request = ATTND__V1__FD_REQUEST__INIT;
+    request.session = session;
+    request.buffer = buffer;
+    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
+    *out = NULL;
+    *fd = -1;
+    if (pthread_mutex_clocklock(&lease->lock, CLOCK_MONOTONIC, &until) != 0)
+        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: another buffer is still asked for",
+                          lease->path);
+    attnd_status status = exchange_locked(lease, &request, out, fd, deadline_ms, err);
+    pthread_mutex_unlock(&lease->lock);
+    if (status == ATTND_OK)
+        status = cli_refusal((*out)->status, err);
+    if (status == ATTND_OK)
+        return ATTND_OK;
+    attnd__v1__fd_reply__free_unpacked(*out, NULL);
+    *out = NULL;
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+    return status;
+}
+
+attnd_status cli_lease_open(cli_lease *lease, const char *path, uint64_t session,
+                            int64_t deadline_ms, attnd_err *err)
+{
+    lease->path = path;
+    lease->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (lease->fd < 0)
+        return attnd_fail(err, ATTND_NO_ROOM, "buf = %s: %s", path, strerror(errno));
+    attnd_status status = connect_until(lease->fd, path, deadline_ms, err);
+    if (status != ATTND_OK) {
+        close(lease->fd);
+        lease->fd = -1;
+        return status;
+    }
+    Attnd__V1__FdReply *reply;
+    int fd;
+    TRY(exchange(lease, session, 0, deadline_ms, &reply, &fd, err));
+    attnd__v1__fd_reply__free_unpacked(reply, NULL);
+    if (fd >= 0)
+        close(fd);
+    return ATTND_OK;
+}
+
+bool cli_lease_is_gone(const cli_lease *lease)
+{
+    char byte;
+    if (lease->fd < 0)
+        return false;
+    ssize_t n = recv(lease->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+/* ---- Buffers ---- */
+
+/* Maps what the descriptor names; closes it in any case. */
+static attnd_status map(attnd_buffer *buffer, const Attnd__V1__FdReply *reply, int fd,
+                        attnd_err *err)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    buffer->skip = reply->offset % page;
+    buffer->bytes = reply->bytes;
+    attnd_status status = ATTND_OK;
+    if (fd < 0 || reply->kind != ATTND__V1__FD_KIND__FD_MEMFD) {
+        status = attnd_fail(err, ATTND_UNSUPPORTED, "kind = %d: this library maps FD_MEMFD (1)",
+                            reply->kind);
+    } else {
+        void *at = mmap(NULL, buffer->skip + reply->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                        (off_t)(reply->offset - buffer->skip));
+        if (at == MAP_FAILED)
+            status = attnd_fail(err, ATTND_NO_ROOM, "bytes = %llu: cannot be mapped: %s",
+                                (unsigned long long)reply->bytes, strerror(errno));
+        else
+            buffer->mapped = at;
+    }
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+static attnd_status fetch(attnd_buffer *buffer, int64_t deadline_ms, attnd_err *err)
+{
+    attnd_client *client = buffer->client;
+    Attnd__V1__FdReply *reply;
+    int fd;
+    TRY(exchange(&client->lease, client->session, buffer->handle, deadline_ms, &reply, &fd, err));
+    attnd_status status = map(buffer, reply, fd, err);
+    attnd__v1__fd_reply__free_unpacked(reply, NULL);
+    return status;
+}
+
+static attnd_status ask(attnd_client *client, uint64_t bytes, int64_t deadline_ms, uint64_t *handle,
+                        attnd_err *err)
+{
+    Attnd__V1__CreateBufferRequest create = ATTND__V1__CREATE_BUFFER_REQUEST__INIT;
+    create.bytes = bytes;
+    Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
+    request.op_case = ATTND__V1__REQUEST__OP_CREATE_BUFFER;
+    request.create_buffer = &create;
+    Attnd__V1__Reply *reply;
+    TRY(cli_call(client, &request, deadline_ms, &reply, err));
+    *handle = reply->create_buffer->buffer;
+    attnd__v1__reply__free_unpacked(reply, NULL);
+    return ATTND_OK;
+}
+
+static attnd_status give_back(attnd_client *client, uint64_t handle, int64_t deadline_ms,
+                              attnd_err *err)
+{
+    Attnd__V1__FreeBufferRequest free_buffer = ATTND__V1__FREE_BUFFER_REQUEST__INIT;
+    free_buffer.buffer = handle;
+    Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
+    request.op_case = ATTND__V1__REQUEST__OP_FREE_BUFFER;
+    request.free_buffer = &free_buffer;
+    Attnd__V1__Reply *reply;
+    TRY(cli_call(client, &request, deadline_ms, &reply, err));
+    attnd__v1__reply__free_unpacked(reply, NULL);
+    return ATTND_OK;
+}
+
+static void unmap(attnd_buffer *buffer)
+{
+    if (buffer->mapped)
+        munmap(buffer->mapped, buffer->skip + buffer->bytes);
+    free(buffer);
+}
+
+attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes, uint32_t timeout_ms,
+                                 attnd_buffer **out, attnd_err *err)
+{
+    int64_t deadline_ms = cli_deadline_ms(client, timeout_ms);
+    *out = NULL;
+    attnd_buffer *buffer = calloc(1, sizeof *buffer);
+    if (!buffer)
+        return attnd_fail(err, ATTND_NO_ROOM, "buffer: no memory for its handle");
+    buffer->client = client;
+    attnd_status status = ask(client, bytes, deadline_ms, &buffer->handle, err);
+    if (status == ATTND_OK) {
+        status = fetch(buffer, deadline_ms, err);
+        if (status != ATTND_OK)
+            give_back(client, buffer->handle, deadline_ms, NULL);
+    }
+    if (status != ATTND_OK) {
+        unmap(buffer);
+        return status;
+    }
+    pthread_mutex_lock(&client->buffers_lock);
+    buffer->next = client->buffers;
+    client->buffers = buffer;
+    pthread_mutex_unlock(&client->buffers_lock);
+    *out = buffer;
+    return ATTND_OK;
+}
+
+attnd_status attnd_free_buffer(attnd_buffer *buffer, uint32_t timeout_ms, attnd_err *err)
+{
+    if (!buffer)
+        return ATTND_OK;
+    attnd_client *client = buffer->client;
+    pthread_mutex_lock(&client->buffers_lock);
+    attnd_buffer **at = &client->buffers;
+    while (*at != buffer)
+        at = &(*at)->next;
+    *at = buffer->next;
+    pthread_mutex_unlock(&client->buffers_lock);
+    uint64_t handle = buffer->handle;
+    unmap(buffer);
+    return give_back(client, handle, cli_deadline_ms(client, timeout_ms), err);
+}
+
+void cli_buffers_close(attnd_client *client)
+{
+    while (client->buffers) {
+        attnd_buffer *buffer = client->buffers;
+        client->buffers = buffer->next;
+        unmap(buffer);
+    }
+}
+
+void *attnd_buffer_data(const attnd_buffer *buffer)
+{
+    return buffer->mapped + buffer->skip;
+}
+
+uint64_t attnd_buffer_bytes(const attnd_buffer *buffer)
+{
+    return buffer->bytes;
+}
+
+uint64_t attnd_buffer_id(const attnd_buffer *buffer)
+{
+    return buffer->handle;
+}

@@ -1,0 +1,286 @@
+/* client.c: requests and replies over nng. Each request in flight has a REQ context of its own. */
+#include "proto/client/client.h"
+
+#include <errno.h>
+#include <nng/nng.h>
+#include <nng/protocol/reqrep0/req.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_REPLY = 16 << 20 }; /* bytes; attnd's are far smaller */
+
+struct attnd_pending {
+    cli_wire *wire;
+    attnd_client *client;
+    nng_ctx ctx;
+    nng_aio *aio;
+    uint64_t id;
+    uint32_t op;
+    attnd_pending *next;      /* wire->all */
+    attnd_pending *next_free; /* wire->unused */
+};
+
+struct cli_wire {
+    nng_socket socket;
+    char *path;
+    atomic_int n_pipes;
+    pthread_mutex_t lock; /* guards the lists; no other lock is taken under it */
+    attnd_pending *all, *unused;
+};
+
+int64_t cli_now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static nng_duration left_ms(int64_t deadline_ms)
+{
+    int64_t left = deadline_ms - cli_now_ms();
+    return left < 1 ? 1 : left > INT32_MAX ? INT32_MAX : (nng_duration)left;
+}
+
+/* ---- The connection ---- */
+
+typedef struct dialing {
+    nng_dialer dialer;
+    int error; /* of nng, when the thread has ended */
+} dialing;
+
+static void *dial(void *arg)
+{
+    dialing *d = arg;
+    d->error = nng_dialer_start(d->dialer, 0);
+    return NULL;
+}
+
+/* nng's own wait for a peer's greeting has no limit that could be set, so it is waited for by a
+ * thread of its own, and closing the socket ends the wait. */
+static attnd_status dial_until(cli_wire *wire, nng_dialer dialer, int64_t deadline_ms,
+                               attnd_err *err)
+{
+    dialing d = {.dialer = dialer};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, dial, &d) != 0)
+        return attnd_fail(err, ATTND_NO_ROOM, "data = %s: no thread to connect with", wire->path);
+    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
+    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until) == ETIMEDOUT) {
+        nng_close(wire->socket);
+        pthread_join(thread, NULL);
+        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: nobody greets there", wire->path);
+    }
+    if (d.error)
+        return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s; is attnd running?", wire->path,
+                          nng_strerror(d.error));
+    return ATTND_OK;
+}
+
+static void count_pipe(nng_pipe pipe, nng_pipe_ev event, void *arg)
+{
+    cli_wire *wire = arg;
+    atomic_fetch_add(&wire->n_pipes, event == NNG_PIPE_EV_ADD_POST ? 1 : -1);
+}
+
+static int open_socket(cli_wire *wire, nng_dialer *dialer)
+{
+    char url[256];
+    snprintf(url, sizeof url, "ipc://%s", wire->path);
+    int error = nng_req0_open(&wire->socket);
+    if (error)
+        return error;
+    /* By default nng sends a request again, after a minute or over a new connection. */
+    error = nng_socket_set_ms(wire->socket, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE);
+    if (!error)
+        error = nng_pipe_notify(wire->socket, NNG_PIPE_EV_ADD_POST, count_pipe, wire);
+    if (!error)
+        error = nng_pipe_notify(wire->socket, NNG_PIPE_EV_REM_POST, count_pipe, wire);
+    if (!error)
+        error = nng_dialer_create(dialer, wire->socket, url);
+    if (!error)
+        error = nng_dialer_set_size(*dialer, NNG_OPT_RECVMAXSZ, MAX_REPLY);
+    if (!error)
+        error = nng_dialer_set_ms(*dialer, NNG_OPT_RECONNMINT, 10);
+    if (!error)
+        error = nng_dialer_set_ms(*dialer, NNG_OPT_RECONNMAXT, 200);
+    return error;
+}
+
+attnd_status cli_wire_open(cli_wire **out, const char *path, int64_t deadline_ms, attnd_err *err)
+{
+    *out = NULL;
+    if (access(path, F_OK) != 0) /* nng calls this refused */
+        return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s; is attnd running?", path,
+                          strerror(errno));
+    cli_wire *wire = calloc(1, sizeof *wire);
+    if (!wire || !(wire->path = strdup(path))) {
+        free(wire);
+        return attnd_fail(err, ATTND_NO_ROOM, "data = %s: no memory to connect with", path);
+    }
+    pthread_mutex_init(&wire->lock, NULL);
+    nng_dialer dialer;
+    int error = open_socket(wire, &dialer);
+    attnd_status status =
+        error ? attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s", path, nng_strerror(error))
+              : dial_until(wire, dialer, deadline_ms, err);
+    if (status == ATTND_OK)
+        *out = wire;
+    else
+        cli_wire_close(wire);
+    return status;
+}
+
+void cli_wire_close(cli_wire *wire)
+{
+    if (!wire)
+        return;
+    nng_close(wire->socket); /* an error if it is closed already, and nothing else */
+    while (wire->all) {
+        attnd_pending *p = wire->all;
+        wire->all = p->next;
+        nng_aio_stop(p->aio);
+        if (nng_aio_get_msg(p->aio))
+            nng_msg_free(nng_aio_get_msg(p->aio));
+        nng_aio_free(p->aio);
+        free(p);
+    }
+    pthread_mutex_destroy(&wire->lock);
+    free(wire->path);
+    free(wire);
+}
+
+/* ---- One request ---- */
+
+static attnd_pending *make_pending(cli_wire *wire)
+{
+    attnd_pending *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->wire = wire;
+    if (nng_aio_alloc(&p->aio, NULL, NULL) != 0) {
+        free(p);
+        return NULL;
+    }
+    if (nng_ctx_open(&p->ctx, wire->socket) != 0) {
+        nng_aio_free(p->aio);
+        free(p);
+        return NULL;
+    }
+    pthread_mutex_lock(&wire->lock);
+    p->next = wire->all;
+    wire->all = p;
+    pthread_mutex_unlock(&wire->lock);
+    return p;
+}
+
+static attnd_pending *take_pending(cli_wire *wire)
+{
+    pthread_mutex_lock(&wire->lock);
+    attnd_pending *p = wire->unused;
+    if (p)
+        wire->unused = p->next_free;
+    pthread_mutex_unlock(&wire->lock);
+    return p ? p : make_pending(wire);
+}
+
+static void give_pending(attnd_pending *p)
+{
+    pthread_mutex_lock(&p->wire->lock);
+    p->next_free = p->wire->unused;
+    p->wire->unused = p;
+    pthread_mutex_unlock(&p->wire->lock);
+}
+
+/* Why it could not be sent. */
+static attnd_status unsent(const cli_wire *wire, int error, attnd_err *err)
+{
+    if (error != NNG_ETIMEDOUT)
+        return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s", wire->path, nng_strerror(error));
+    if (atomic_load(&wire->n_pipes) > 0)
+        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: attnd does not read", wire->path);
+    return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: no connection; is attnd running?",
+                      wire->path);
+}
+
+attnd_status cli_wire_send(cli_wire *wire, attnd_client *client, const Attnd__V1__Request *request,
+                           int64_t deadline_ms, attnd_pending **out, attnd_err *err)
+{
+    *out = NULL;
+    size_t n = attnd__v1__request__get_packed_size(request);
+    nng_msg *msg;
+    attnd_pending *p = take_pending(wire);
+    if (!p || nng_msg_alloc(&msg, n) != 0) {
+        if (p)
+            give_pending(p);
+        return attnd_fail(err, ATTND_NO_ROOM, "request = %zu bytes: no memory to send it from", n);
+    }
+    attnd__v1__request__pack(request, nng_msg_body(msg));
+    p->client = client;
+    p->id = request->id;
+    p->op = request->op_case;
+    nng_aio_set_msg(p->aio, msg);
+    nng_aio_set_timeout(p->aio, left_ms(deadline_ms));
+    nng_ctx_send(p->ctx, p->aio);
+    nng_aio_wait(p->aio); /* until a connection has taken it; receiving sooner crashes nng 1.5.2 */
+    int error = nng_aio_result(p->aio);
+    if (error) {
+        nng_msg_free(msg);
+        nng_aio_set_msg(p->aio, NULL);
+        give_pending(p);
+        return unsent(wire, error, err);
+    }
+    nng_aio_set_msg(p->aio, NULL);
+    nng_aio_set_timeout(p->aio, left_ms(deadline_ms));
+    nng_ctx_recv(p->ctx, p->aio);
+    *out = p;
+    return ATTND_OK;
+}
+
+static attnd_status take_reply(attnd_pending *p, Attnd__V1__Reply **out, attnd_err *err)
+{
+    int error = nng_aio_result(p->aio);
+    if (error == NNG_ETIMEDOUT)
+        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: no reply in time", p->wire->path);
+    if (error)
+        return attnd_fail(err, ATTND_RESTARTED,
+                          "data = %s: the connection broke before the reply came", p->wire->path);
+    nng_msg *msg = nng_aio_get_msg(p->aio);
+    size_t n = nng_msg_len(msg);
+    Attnd__V1__Reply *reply = attnd__v1__reply__unpack(NULL, n, nng_msg_body(msg));
+    nng_msg_free(msg);
+    nng_aio_set_msg(p->aio, NULL);
+    if (!reply || reply->id != p->id) {
+        attnd__v1__reply__free_unpacked(reply, NULL);
+        return attnd_fail(err, ATTND_BROKEN, "reply = %zu bytes: not the reply to request %llu", n,
+                          (unsigned long long)p->id);
+    }
+    *out = reply;
+    return ATTND_OK;
+}
+
+attnd_status cli_wire_receive(attnd_pending *pending, Attnd__V1__Reply **out, attnd_err *err)
+{
+    *out = NULL;
+    nng_aio_wait(pending->aio);
+    attnd_status status = take_reply(pending, out, err);
+    give_pending(pending);
+    return status;
+}
+
+attnd_client *cli_pending_client(const attnd_pending *pending)
+{
+    return pending->client;
+}
+
+uint32_t cli_pending_op(const attnd_pending *pending)
+{
+    return pending->op;
+}
+
+uint64_t attnd_pending_id(const attnd_pending *pending)
+{
+    return pending->id;
+}

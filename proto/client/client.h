@@ -1,0 +1,99 @@
+/* client.h: what libattnd's files share. Not installed.
+ *
+ *     attend.c model.c buffer.c     structs of attnd.h → Request, Reply → structs
+ *              │
+ *     session.c                     the envelope: session, ids, statuses, the end of a session
+ *              ├── buffer.c         the lease: connection to the buffer socket
+ *              └── client.c         requests and replies over nng
+ */
+#ifndef ATTND_CLIENT_CLIENT_H
+#define ATTND_CLIENT_CLIENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "attnd.pb-c.h"
+#include "proto/client/attnd.h"
+
+/* Milliseconds of CLOCK_MONOTONIC. Deadlines are such. */
+int64_t cli_now_ms(void);
+
+/* ---- client.c: requests and replies ---- */
+
+typedef struct cli_wire cli_wire;
+
+/* Dials the data socket. The caller closes *out; NULL on refusal. Refuses UNREACHABLE, TIMED_OUT.
+ */
+attnd_status cli_wire_open(cli_wire **out, const char *path, int64_t deadline_ms, attnd_err *err);
+
+/* Frees requests that nobody waited for as well. Accepts NULL. */
+void cli_wire_close(cli_wire *wire);
+
+/* Sends request; its reply is received once. Borrows request for the call. client is what
+ * cli_pending_client() gives back. *out is NULL on refusal. */
+attnd_status cli_wire_send(cli_wire *wire, attnd_client *client, const Attnd__V1__Request *request,
+                           int64_t deadline_ms, attnd_pending **out, attnd_err *err);
+
+/* Waits for the reply until the request's deadline and gives pending back in any case. The caller
+ * frees *out. Refuses RESTARTED, TIMED_OUT, BROKEN. */
+attnd_status cli_wire_receive(attnd_pending *pending, Attnd__V1__Reply **out, attnd_err *err);
+
+attnd_client *cli_pending_client(const attnd_pending *pending);
+uint32_t cli_pending_op(const attnd_pending *pending); /* its number in the oneof */
+
+/* ---- buffer.c: the lease ---- */
+
+/* Owner: any thread; lock guards one exchange at a time, and no other lock is taken under it. fd
+ * stays open as long as the client: a lease that must not go on is shut down instead. */
+typedef struct cli_lease {
+    int fd; /* -1: none yet */
+    const char *path;
+    pthread_mutex_t lock;
+} cli_lease;
+
+/* Connects to the buffer socket at path (borrowed until closed) and names the session. Refuses
+ * UNREACHABLE, TIMED_OUT and what the daemon refuses. */
+attnd_status cli_lease_open(cli_lease *lease, const char *path, uint64_t session,
+                            int64_t deadline_ms, attnd_err *err);
+
+/* Has the daemon closed the connection, or this side shut it down? False before it is open. */
+bool cli_lease_is_gone(const cli_lease *lease);
+
+/* Unmaps and frees the buffers of a client that closes. */
+void cli_buffers_close(attnd_client *client);
+
+/* ---- session.c: the envelope ---- */
+
+struct attnd_client {
+    char *data_path, *buf_path;
+    uint32_t timeout_ms;
+    uint64_t session;
+    attnd_info info;
+    Attnd__V1__Reply *hello; /* info's strings lie here */
+    attnd_named_model *models;
+    cli_wire *wire;
+    cli_lease lease;
+    atomic_uint_fast64_t last_id;
+    pthread_mutex_t buffers_lock; /* guards the list; no other lock is taken under it */
+    attnd_buffer *buffers;
+};
+
+/* When a call that gives timeout_ms must be over. */
+int64_t cli_deadline_ms(const attnd_client *client, uint32_t timeout_ms);
+
+/* Fills the request's envelope and sends it. Borrows request for the call. */
+attnd_status cli_start(attnd_client *client, Attnd__V1__Request *request, int64_t deadline_ms,
+                       attnd_pending **out, attnd_err *err);
+
+/* Waits for the reply and gives pending back in any case. Refuses what the reply's status says;
+ * else *out holds the result of the request's op and the caller frees it. */
+attnd_status cli_finish(attnd_pending *pending, Attnd__V1__Reply **out, attnd_err *err);
+
+/* Both. */
+attnd_status cli_call(attnd_client *client, Attnd__V1__Request *request, int64_t deadline_ms,
+                      Attnd__V1__Reply **out, attnd_err *err);
+
+/* The refusal a status carries, OK if it carries none; NULL is BROKEN. */
+attnd_status cli_refusal(const Attnd__V1__Status *status, attnd_err *err);
+
+#endif
