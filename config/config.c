@@ -1,0 +1,311 @@
+/* config.c: file, environment and flags into one checked struct. */
+#include "config/config.h"
+
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "config/keys.h"
+#include "config/source.h"
+#include "config/value.h"
+
+void cfg_defaults(cfg *out)
+{
+    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < cfg_n_keys; i++)
+        cfg_value_default(out, &cfg_keys[i]);
+}
+
+attnd_status cfg_set(cfg *out, const char *name, const char *text, attnd_err *err)
+{
+    const cfg_key *key = cfg_key_find(name);
+    if (!key)
+        return attnd_fail(err, ATTND_BAD_CONFIG, "%.80s = %.80s: no such key, nearest is %s", name,
+                          text, cfg_key_nearest(name)->name);
+    return cfg_value_set(out, key, name, text, err);
+}
+
+bool cfg_get(const cfg *c, const char *name, char *buf, size_t bytes)
+{
+    const cfg_key *key = cfg_key_find(name);
+    if (!key)
+        return false;
+    char text[CFG_VALUE_TEXT];
+    cfg_value_text(c, key, text);
+    snprintf(buf, bytes, "%s", text);
+    return true;
+}
+
+/* ---- The file ---------------------------------------------------------------------------------
+ */
+
+/* A file being read: what its members stand in. */
+typedef struct reading {
+    const cfg_source *source;
+    cfg *out;
+} reading;
+
+static const cJSON *twin_before(const cJSON *object, const cJSON *member, size_t *n)
+{
+    *n = 0;
+    for (const cJSON *other = object->child; other != member; other = other->next, ++*n)
+        if (strcmp(other->string, member->string) == 0)
+            return other;
+    return NULL;
+}
+
+/* cJSON takes a name twice and lets the first win. */
+static attnd_status check_twin(const reading *r, const cJSON *object, size_t open,
+                               const cJSON *member, cfg_member place, attnd_err *err)
+{
+    size_t n, line, column;
+    if (!twin_before(object, member, &n))
+        return ATTND_OK;
+    cfg_source_place(r->source, cfg_source_member(r->source, open, n).name, &line, &column);
+    return cfg_source_fail(r->source, place.name, err, "%.80s: line %zu has it already",
+                           member->string, line);
+}
+
+static bool fits(const cfg_key *key, const cJSON *value)
+{
+    bool text = cJSON_IsString(value), number = cJSON_IsNumber(value);
+    switch (key->type) {
+    case CFG_TYPE_INT:
+        return number;
+    case CFG_TYPE_BYTES:
+    case CFG_TYPE_TIME_MS:
+        return number || text;
+    case CFG_TYPE_FLAG:
+        return cJSON_IsBool(value);
+    case CFG_TYPE_TEXT:
+    case CFG_TYPE_CHOICE:
+        return text;
+    }
+    return false;
+}
+
+/* Numbers are read from the file's own digits: cJSON keeps a double, good to 2^53. */
+static attnd_status read_value(const reading *r, const cfg_key *key, const cJSON *value,
+                               cfg_member place, attnd_err *err)
+{
+    int n = (int)(place.end - place.value);
+    if (!fits(key, value)) {
+        char expected[CFG_VALUE_TEXT];
+        cfg_value_expected(key, expected);
+        return cfg_source_fail(r->source, place.value, err, "%s = %.*s: %s", key->name,
+                               n < 80 ? n : 80, r->source->text + place.value, expected);
+    }
+    char digits[64];
+    snprintf(digits, sizeof digits, "%.*s", n, r->source->text + place.value);
+    attnd_err why;
+    const char *text = cJSON_IsString(value) ? value->valuestring : digits;
+    if (cfg_value_set(r->out, key, key->name, text, &why) != ATTND_OK)
+        return cfg_source_fail(r->source, place.value, err, "%s", why.text);
+    return ATTND_OK;
+}
+
+static attnd_status read_section(const reading *r, const cJSON *section, size_t open,
+                                 attnd_err *err)
+{
+    size_t i = 0;
+    for (const cJSON *value = section->child; value; value = value->next, i++) {
+        cfg_member place = cfg_source_member(r->source, open, i);
+        TRY(check_twin(r, section, open, value, place, err));
+        char name[CFG_VALUE_TEXT];
+        snprintf(name, sizeof name, "%.80s.%.80s", section->string, value->string);
+        const cfg_key *key = cfg_key_find(name);
+        if (!key)
+            return cfg_source_fail(r->source, place.name, err, "%s: no such key, nearest is %s",
+                                   name, cfg_key_nearest(name)->name);
+        TRY(read_value(r, key, value, place, err));
+    }
+    return ATTND_OK;
+}
+
+static bool is_section(const cfg_key *key, const char *name)
+{
+    return strlen(name) == key->n_section && memcmp(key->name, name, key->n_section) == 0;
+}
+
+static bool has_section(const char *name)
+{
+    for (size_t i = 0; i < cfg_n_keys; i++)
+        if (is_section(&cfg_keys[i], name))
+            return true;
+    return false;
+}
+
+/* The section whose name is nearest: the part of a key before its dot. */
+static void nearest_section(const char *name, cfg_text out)
+{
+    size_t least = SIZE_MAX;
+    for (size_t i = 0; i < cfg_n_keys; i++) {
+        cfg_text section;
+        snprintf(section, sizeof section, "%.*s", (int)cfg_keys[i].n_section, cfg_keys[i].name);
+        size_t distance = cfg_key_distance(name, section);
+        if (distance < least) {
+            least = distance;
+            memcpy(out, section, sizeof section);
+        }
+    }
+}
+
+static attnd_status read_root(const reading *r, const cJSON *root, attnd_err *err)
+{
+    size_t open = cfg_source_begin(r->source), i = 0;
+    if (!cJSON_IsObject(root))
+        return cfg_source_fail(r->source, open, err,
+                               "file = %.20s: an object of sections, {\"data\": {...}}",
+                               r->source->text + open);
+    for (const cJSON *section = root->child; section; section = section->next, i++) {
+        cfg_member place = cfg_source_member(r->source, open, i);
+        TRY(check_twin(r, root, open, section, place, err));
+        if (!has_section(section->string)) {
+            cfg_text nearest;
+            nearest_section(section->string, nearest);
+            return cfg_source_fail(r->source, place.name, err,
+                                   "%.80s: no such section, nearest is %s", section->string,
+                                   nearest);
+        }
+        if (!cJSON_IsObject(section))
+            return cfg_source_fail(r->source, place.value, err, "%s = %.20s: a section, {...}",
+                                   section->string, r->source->text + place.value);
+        TRY(read_section(r, section, place.value, err));
+    }
+    return ATTND_OK;
+}
+
+/* Where the text stops being JSON. cJSON points one byte too far when a name was wanted: behind an
+ * opening brace or a comma. */
+static size_t error_offset(const cfg_source *source, const char *end)
+{
+    size_t offset = end ? (size_t)(end - source->text) : 0;
+    if (offset < 2 || isspace((unsigned char)source->text[offset - 1]))
+        return offset;
+    size_t before = offset - 2;
+    while (before > 0 && isspace((unsigned char)source->text[before]))
+        before--;
+    return source->text[before] == '{' || source->text[before] == ',' ? offset - 1 : offset;
+}
+
+/* cJSON takes text behind the value unless it is asked to look for the end. */
+static attnd_status parse(const cfg_source *source, cJSON **out, attnd_err *err)
+{
+    const char *end = NULL;
+    errno = 0;
+    *out = cJSON_ParseWithLengthOpts(source->text, source->n + 1, &end, true);
+    if (*out)
+        return ATTND_OK;
+    if (errno == ENOMEM)
+        return attnd_fail(err, ATTND_NO_ROOM, "%s: no memory to parse it", source->path);
+    size_t offset = error_offset(source, end);
+    if (offset >= source->n)
+        return cfg_source_fail(source, source->n, err, "the file ends: JSON that is closed");
+    size_t line = strcspn(source->text + offset, "\r\n");
+    return cfg_source_fail(source, offset, err, "%.*s: JSON, with // and /* */ comments",
+                           line < 20 ? (int)line : 20, source->text + offset);
+}
+
+attnd_status cfg_read_file(cfg *out, const char *path, attnd_err *err)
+{
+    cfg next = *out;
+    cfg_source source;
+    cJSON *root = NULL;
+    attnd_status status = cfg_source_init(&source, path, err);
+    if (status == ATTND_OK)
+        status = parse(&source, &root, err);
+    if (status == ATTND_OK)
+        status = read_root(&(reading){&source, &next}, root, err);
+    if (status == ATTND_OK)
+        *out = next;
+    cJSON_Delete(root);
+    cfg_source_fini(&source);
+    return status;
+}
+
+/* ---- The environment ---------------------------------------------------------------------------
+ */
+
+/* "data.max_message" → "ATTND_DATA_MAX_MESSAGE". */
+static void variable_of(const cfg_key *key, cfg_text out)
+{
+    snprintf(out, CFG_TEXT, "ATTND_%s", key->name);
+    for (char *c = out; *c; c++)
+        *c = *c == '.' ? '_' : (char)toupper((unsigned char)*c);
+}
+
+/* The key of a variable; else NULL, and the nearest variable's name. */
+static const cfg_key *key_of_variable(const char *name, cfg_text nearest)
+{
+    size_t least = SIZE_MAX;
+    for (size_t i = 0; i < cfg_n_keys; i++) {
+        cfg_text variable;
+        variable_of(&cfg_keys[i], variable);
+        size_t distance = cfg_key_distance(name, variable);
+        if (strcmp(name, variable) == 0)
+            return &cfg_keys[i];
+        if (distance < least) {
+            least = distance;
+            memcpy(nearest, variable, sizeof variable);
+        }
+    }
+    return NULL;
+}
+
+static attnd_status read_variable(cfg *out, const char *entry, attnd_err *err)
+{
+    static const char *const others[] = {"ATTND_TEST_", "ATTND_BUILD="};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (strncmp(entry, others[i], strlen(others[i])) == 0)
+            return ATTND_OK;
+    const char *equals = strchr(entry, '=');
+    if (strncmp(entry, "ATTND_", 6) != 0 || !equals)
+        return ATTND_OK;
+    cfg_text name, nearest;
+    snprintf(name, sizeof name, "%.*s", (int)(equals - entry), entry);
+    const cfg_key *key = key_of_variable(name, nearest);
+    if (!key)
+        return attnd_fail(err, ATTND_BAD_CONFIG, "%.80s = %.80s: no such variable, nearest is %s",
+                          name, equals + 1, nearest);
+    return cfg_value_set(out, key, name, equals + 1, err);
+}
+
+attnd_status cfg_read_env(cfg *out, char *const *environ_, attnd_err *err)
+{
+    cfg next = *out;
+    for (; *environ_; environ_++)
+        TRY(read_variable(&next, *environ_, err));
+    *out = next;
+    return ATTND_OK;
+}
+
+/* ---- All of it ---------------------------------------------------------------------------------
+ */
+
+attnd_status cfg_check(const cfg *c, attnd_err *err)
+{
+    if (c->session_max_in_flight >= c->data_contexts)
+        return attnd_fail(err, ATTND_BAD_CONFIG,
+                          "session.max_in_flight = %lld: below data.contexts = %lld, so that Ping "
+                          "and Hello find room",
+                          (long long)c->session_max_in_flight, (long long)c->data_contexts);
+    return ATTND_OK;
+}
+
+void cfg_runtime_dir(const cfg *c, cfg_text out)
+{
+    const char *given = getenv("RUNTIME_DIRECTORY"), *user = getenv("XDG_RUNTIME_DIR");
+    if (c->runtime_dir[0])
+        snprintf(out, CFG_TEXT, "%s", c->runtime_dir);
+    else if (given && given[0])
+        snprintf(out, CFG_TEXT, "%.*s", (int)strcspn(given, ":"), given);
+    else if (user && user[0])
+        snprintf(out, CFG_TEXT, "%s/attnd", user);
+    else if (access("/run/attnd", W_OK | X_OK) == 0 || access("/run", W_OK | X_OK) == 0)
+        snprintf(out, CFG_TEXT, "/run/attnd");
+    else
+        snprintf(out, CFG_TEXT, "/tmp/attnd-%u", (unsigned)getuid());
+}
