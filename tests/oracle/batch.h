@@ -1,0 +1,45 @@
+/* batch.h: where the rows, keys and slots of a problem lie: what append and attend share. Private
+ * to the oracle.
+ */
+#ifndef ATTND_TESTS_ORACLE_BATCH_H
+#define ATTND_TESTS_ORACLE_BATCH_H
+
+#include <stdbool.h>
+
+#include "tests/oracle/oracle.h"
+
+/* The arrays of a problem that may be NULL, filled in. */
+typedef struct ora_batch {
+    int64_t n_tokens; /* one behind the last row of any sequence */
+    int64_t *q_first, *kv_first, *block_first, *custom_first, *tree_first; /* [n_seqs] */
+    int64_t *memory;
+} ora_batch;
+
+/* Checks counts, dtypes and lengths, then lays out. The caller calls ora_batch_fini(), after a
+ * refusal too. */
+attnd_status ora_batch_init(ora_batch *batch, const ora_problem *problem, attnd_err *err);
+void ora_batch_fini(ora_batch *batch);
+
+/* §5.5: the rotary position of row i of sequence b. */
+int64_t ora_batch_position(const ora_batch *batch, const ora_problem *problem, uint32_t b,
+                           int32_t i);
+
+/* §3.2: block·T + row of key j of sequence b through its table; without tables the row of the given
+ * key. Refuses BAD_BLOCK. */
+attnd_status ora_batch_slot(const ora_batch *batch, const ora_problem *problem, uint32_t b,
+                            int64_t j, int64_t *slot, attnd_err *err);
+
+/* Bytes of a slot and kv head; plane 0 is K, 1 is V. */
+char *ora_batch_at(const ora_problem *problem, int plane, uint32_t kv_head, int64_t slot);
+
+/* §6: does row i of sequence b see key j, 0 ≤ j < kv_len? */
+bool ora_batch_sees(const ora_batch *batch, const ora_problem *problem, uint32_t b, int32_t i,
+                    int64_t j);
+
+/* cos and sin of a position, [dim/2][2]. */
+void ora_rope_table(const ora_rope *rope, int64_t position, float *cos_sin);
+
+/* Rotates x by a table and rounds its rotated channels to dtype. */
+void ora_rope_apply(const ora_rope *rope, const float *cos_sin, attnd_dtype dtype, double *x);
+
+#endif

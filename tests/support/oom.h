@@ -1,0 +1,50 @@
+/* oom.h: makes the n-th allocation of a test fail.
+ *
+ * A test program that wants it writes OOM_INTERPOSE once, outside any function: malloc, calloc and
+ * realloc of that program, its libraries' included, then count while armed. Works under the address
+ * sanitizer too, whose own malloc is the next one. Only the arming thread is counted.
+ */
+#ifndef ATTND_TESTS_SUPPORT_OOM_H
+#define ATTND_TESTS_SUPPORT_OOM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+/* Allocation n from now on (1: the next) fails with ENOMEM, once. */
+void oom_arm(size_t n);
+
+/* Ends it. Says whether the allocation came and failed; false: fewer were made. */
+bool oom_disarm(void);
+
+void *oom_malloc(size_t bytes);
+void *oom_calloc(size_t n, size_t bytes);
+void *oom_realloc(void *old, size_t bytes);
+
+#define OOM_INTERPOSE                                                                              \
+    void *malloc(size_t bytes)                                                                     \
+    {                                                                                              \
+        return oom_malloc(bytes);                                                                  \
+    }                                                                                              \
+    void *calloc(size_t n, size_t bytes)                                                           \
+    {                                                                                              \
+        return oom_calloc(n, bytes);                                                               \
+    }                                                                                              \
+    void *realloc(void *old, size_t bytes)                                                         \
+    {                                                                                              \
+        return oom_realloc(old, bytes);                                                            \
+    }
+
+/* Runs `call` with allocation 1, 2, … failing until none fails any more; before each run `n` is the
+ * allocation that will fail. `check` runs after every run, with `n` and `failed` to look at. */
+#define OOM_EACH(n, failed, call, check)                                                           \
+    for (size_t n = 1;; n++) {                                                                     \
+        oom_arm(n);                                                                                \
+        call;                                                                                      \
+        bool failed = oom_disarm();                                                                \
+        check;                                                                                     \
+        if (!failed)                                                                               \
+            break;                                                                                 \
+    }
+
+#endif

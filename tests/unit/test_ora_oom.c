@@ -1,0 +1,85 @@
+/* test_ora_oom.c: whichever allocation fails, the oracle refuses and leaves nothing behind. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "tests/oracle/oracle.h"
+#include "tests/support/oom.h"
+
+OOM_INTERPOSE
+
+static const int32_t q_len = 2, kv_len = 3, block_ids = 0;
+static float rows[2][4], pool[2][4][4];
+static const ora_problem problem = {
+    .n_heads = 1,
+    .n_kv_heads = 1,
+    .head_dim = 4,
+    .head_dim_v = 4,
+    .dtype = ATTND_DTYPE_F32,
+    .n_seqs = 1,
+    .q_len = &q_len,
+    .kv_len = &kv_len,
+    .block_ids = &block_ids,
+    .q = {rows, 16, 16, ATTND_DTYPE_F32},
+    .k = {rows, 16, 16, ATTND_DTYPE_F32},
+    .v = {rows, 16, 16, ATTND_DTYPE_F32},
+    .kv = {.plane = {pool[0], pool[1]},
+           .token_stride = {16, 16},
+           .n_blocks = 1,
+           .block_size = 4,
+           .dtype = ATTND_DTYPE_F32},
+};
+
+static void attend_without_memory_gives_no_answer(void **state)
+{
+    ora_result r;
+    attnd_err err;
+    attnd_status status;
+    size_t n_failed = 0;
+    OOM_EACH(n, failed, status = ora_attend(&problem, &r, &err), {
+        assert_int_equal(status, failed ? ATTND_RESOURCE_EXHAUSTED : ATTND_OK);
+        if (failed) {
+            assert_int_equal(err.reason, ATTND_NO_ROOM);
+            assert_non_null(strstr(err.text, ": no memory for their "));
+            assert_null(r.memory);
+            assert_null(r.n_visible);
+            n_failed++;
+        }
+    });
+    ora_result_fini(&r);
+    assert_int_equal(n_failed, 10);
+}
+
+static void append_without_memory_writes_nothing(void **state)
+{
+    attnd_err err;
+    attnd_status status;
+    size_t n_failed = 0;
+    memset(rows, 0x11, sizeof rows);
+    OOM_EACH(n, failed, (memset(pool, 0, sizeof pool), status = ora_append(&problem, &err)), {
+        static const float zeros[2][4][4];
+        assert_int_equal(status, failed ? ATTND_RESOURCE_EXHAUSTED : ATTND_OK);
+        if (failed) {
+            assert_int_equal(err.reason, ATTND_NO_ROOM);
+            assert_memory_equal(pool, zeros, sizeof pool);
+            n_failed++;
+        }
+    });
+    assert_memory_equal(pool[0][1], rows[0], sizeof rows[0]);
+    assert_int_equal(n_failed, 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attend_without_memory_gives_no_answer),
+        cmocka_unit_test(append_without_memory_writes_nothing),
+    };
+    return cmocka_run_group_tests_name("ora_oom", tests, NULL, NULL);
+}
