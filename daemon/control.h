@@ -1,0 +1,40 @@
+/* control.h: JSON-RPC 2.0, one message a line, on an AF_UNIX stream socket (0600). On the loop
+ * thread.
+ */
+#ifndef ATTND_DAEMON_CONTROL_H
+#define ATTND_DAEMON_CONTROL_H
+
+#include <uv.h>
+
+#include "config/config.h"
+#include "daemon/snapshot.h"
+
+typedef struct srv_control srv_control;
+
+/* What the methods act on. */
+typedef struct srv_control_deps {
+    const cfg *config;
+    const ker_device *device; /* may be described from any thread; kernels are judged against it */
+    uint64_t instance;
+    const char *runtime_dir;
+    srv_queue *engine;                                           /* snapshots go here */
+    void (*snapshot_fill)(srv_engine *engine, srv_event *event); /* event.run of a snapshot */
+    void *server;
+    /* Ready, or false with the reason in why ("draining"). */
+    bool (*is_ready)(void *server, char why[128]);
+    /* Begins to drain; the process leaves with 0 when nothing is in flight, or after the grace. */
+    void (*drain)(void *server);
+    /* Leaves now, without waiting for work in flight. */
+    void (*shutdown)(void *server);
+} srv_control_deps;
+
+/* Listens on path (0600; peers of another uid are refused). Refuses UNREACHABLE with errno's text.
+ * Borrows deps' pointers until closed. */
+attnd_status srv_control_open(srv_control **out, uv_loop_t *loop, const char *path,
+                              const srv_control_deps *deps, attnd_err *err);
+
+/* Closes the handles and frees itself once the loop has run their close callbacks and no snapshot
+ * is outstanding. Accepts NULL. */
+void srv_control_close(srv_control *control);
+
+#endif

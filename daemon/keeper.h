@@ -1,0 +1,26 @@
+/* keeper.h: the process that is started. It holds the lock and the store of named descriptors,
+ * starts the engine and starts it again when it dies. It never touches a device.
+ */
+#ifndef ATTND_DAEMON_KEEPER_H
+#define ATTND_DAEMON_KEEPER_H
+
+#include "config/config.h"
+
+/* Own exit codes beside those of sysexits.h. */
+enum {
+    SRV_EXIT_DEVICE = 10,  /* the engine: a device error that stays */
+    SRV_EXIT_CRASHES = 11, /* the keeper: the engine crashed too often */
+};
+
+/* Makes the runtime directory (0700, this user's own) and takes DIR/lock; the descriptor stays open
+ * for the life of the process. Refuses UNREACHABLE: another daemon holds it, the directory is
+ * another user's or cannot be made. */
+attnd_status srv_lock_take(const char *dir, int *fd, attnd_err *err);
+
+/* Runs the engine (this executable with argv and --engine-socket N added) until it leaves by itself
+ * or crashed too often; forwards TERM, INT, HUP, USR1, USR2. Returns the exit code. An engine that
+ * leaves with 0 or a sysexits code before it was ready ends the keeper with the same code; one that
+ * dies by a signal, with SRV_EXIT_DEVICE or with any other code is started again at once. */
+int srv_keeper_run(const cfg *c, const char *runtime_dir, char *const argv[]);
+
+#endif

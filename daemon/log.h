@@ -1,0 +1,21 @@
+/* log.h: the voice. One event is one line on stderr: "level what key=value…".
+ *
+ * Only the daemon speaks, and an error is logged once, in reply. Thread-safe: a line is one write.
+ */
+#ifndef ATTND_DAEMON_LOG_H
+#define ATTND_DAEMON_LOG_H
+
+#include <stdbool.h>
+
+typedef enum srv_level { SRV_ERROR, SRV_WARN, SRV_INFO, SRV_DEBUG } srv_level;
+
+/* "error", "warn", "info", "debug"; anything else leaves the level as it is and returns false. */
+bool srv_log_set_level(const char *name);
+srv_level srv_log_level(void);
+const char *srv_log_level_name(srv_level level);
+
+/* What follows the level: "attend ok  request=8121 session=7". Control characters are escaped and
+ * long lines cut, so a client's text cannot forge a line. */
+void srv_log(srv_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,319 @@
+/* main.c: flags → config → keeper, or engine: open the parts in order, run, close them in reverse.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <nng/nng.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "daemon/control.h"
+#include "daemon/fds.h"
+#include "daemon/keeper.h"
+#include "daemon/log.h"
+#include "daemon/loop.h"
+#include "daemon/receive.h"
+#include "daemon/watchdog.h"
+
+extern char **environ;
+
+enum { MAX_KEYS = 256, OPT_CONFIG = 1000, OPT_CHECK, OPT_NO_KEEPER, OPT_SOCKET, OPT_DEFAULTS };
+
+typedef struct options {
+    const char *config_file;
+    bool only_checks, no_keeper;
+    int engine_socket; /* -1: this is the process that was started */
+} options;
+
+/* ---- Options ----------------------------------------------------------------------------------
+ */
+
+static void print_help(void)
+{
+    printf(
+        "Usage: attnd [OPTION]... [--SECTION.KEY=VALUE]...\n"
+        "Serves paged attention to other processes of this user. Needs no options and no file.\n\n"
+        "  --config FILE         read this file (also $ATTND_CONFIG)\n"
+        "  --check-config FILE   only say whether the file is right\n"
+        "  --print-defaults      print a file with every key at its default\n"
+        "  --no-keeper           run the engine alone, for debuggers\n"
+        "  --version, --help\n\n"
+        "A key may be given as --SECTION.KEY=VALUE, as $ATTND_SECTION_KEY or in the file, in this\n"
+        "order of precedence:\n\n");
+    cfg_help(stdout);
+}
+
+/* Exit code, or -1 to go on. */
+static int refuse(const attnd_err *err, int code)
+{
+    fprintf(stderr, "attnd: %s\n", err->text);
+    return code;
+}
+
+/* What getopt_long reads: our own options, then one for every key of the config. */
+static size_t make_long_options(struct option *out)
+{
+    static const struct option OWN[] = {
+        {"config", required_argument, NULL, OPT_CONFIG},
+        {"check-config", required_argument, NULL, OPT_CHECK},
+        {"print-defaults", no_argument, NULL, OPT_DEFAULTS},
+        {"no-keeper", no_argument, NULL, OPT_NO_KEEPER},
+        {"engine-socket", required_argument, NULL, OPT_SOCKET},
+        {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},
+    };
+    size_t n = sizeof OWN / sizeof *OWN;
+    memcpy(out, OWN, sizeof OWN);
+    for (size_t i = 0; cfg_key_at(i) && n < MAX_KEYS; i++)
+        out[n++] = (struct option){cfg_key_at(i), required_argument, NULL, (int)i};
+    out[n] = (struct option){0};
+    return n;
+}
+
+/* A flag that names a key. */
+typedef struct key_flag {
+    const char *key, *text;
+} key_flag;
+
+/* Reads flags; keys are put aside, since a file and the environment come before them. Exit code, or
+ * -1. */
+static int read_options(int argc, char **argv, options *o, key_flag *keys, size_t *n_keys)
+{
+    static struct option longs[MAX_KEYS + 1];
+    make_long_options(longs);
+    *n_keys = 0;
+    for (int found; (found = getopt_long(argc, argv, "hV", longs, NULL)) != -1;) {
+        switch (found) {
+        case 'h':
+            print_help();
+            return 0;
+        case 'V':
+            printf("attnd %s (%s)\n", ATTND_VERSION, ATTND_COMMIT);
+            return 0;
+        case OPT_CHECK:
+            o->only_checks = true;
+            o->config_file = optarg;
+            break;
+        case OPT_CONFIG:
+            o->config_file = optarg;
+            break;
+        case OPT_DEFAULTS:
+            cfg_print_defaults(stdout);
+            return 0;
+        case OPT_NO_KEEPER:
+            o->no_keeper = true;
+            break;
+        case OPT_SOCKET:
+            o->engine_socket = atoi(optarg);
+            break;
+        case '?':
+            fprintf(stderr, "attnd: see attnd --help\n");
+            return EX_USAGE;
+        default:
+            if (*n_keys == MAX_KEYS) {
+                fprintf(stderr, "attnd: too many options\n");
+                return EX_USAGE;
+            }
+            keys[(*n_keys)++] = (key_flag){cfg_key_at((size_t)found), optarg};
+        }
+    }
+    if (optind == argc)
+        return -1;
+    fprintf(stderr, "attnd: %s: takes no arguments; see attnd --help\n", argv[optind]);
+    return EX_USAGE;
+}
+
+/* File, environment, flags. Exit code, or -1. */
+static int read_config(const options *o, const key_flag *keys, size_t n_keys, cfg *c)
+{
+    attnd_err err = {.status = ATTND_OK};
+    const char *file = o->config_file ? o->config_file : getenv("ATTND_CONFIG");
+    cfg_defaults(c);
+    if (file && access(file, R_OK)) {
+        fprintf(stderr, "attnd: %s: %s\n", file, strerror(errno));
+        return EX_NOINPUT;
+    }
+    if (file && cfg_read_file(c, file, &err) != ATTND_OK)
+        return refuse(&err, EX_CONFIG);
+    if (cfg_read_env(c, environ, &err) != ATTND_OK)
+        return refuse(&err, EX_CONFIG);
+    for (size_t i = 0; i < n_keys; i++)
+        if (cfg_set(c, keys[i].key, keys[i].text, &err) != ATTND_OK) {
+            fprintf(stderr, "attnd: --%s\n", err.text);
+            return EX_USAGE;
+        }
+    if (cfg_check(c, &err) != ATTND_OK)
+        return refuse(&err, EX_CONFIG);
+    if (!o->only_checks)
+        return -1;
+    printf("%s: ok\n", file);
+    return 0;
+}
+
+/* ---- The engine process -----------------------------------------------------------------------
+ */
+
+/* The parts, in the order they are opened. */
+typedef struct parts {
+    srv_store *store;
+    srv_engine engine;
+    bool engine_runs;
+    srv_receive *receive;
+    srv_loop loop;
+    bool has_loop;
+    srv_control_deps deps;
+    srv_control *control;
+    srv_fds *fds;
+    srv_watchdog *watchdog;
+} parts;
+
+static void repair(void *arg)
+{
+    attnd_err err;
+    srv_log(SRV_WARN, "data socket opened anew  why=\"the daemon's own ping was not answered\"");
+    if (srv_receive_relisten(arg, &err) != ATTND_OK)
+        srv_log(SRV_ERROR, "data socket lost  why=\"%s\"", err.text);
+}
+
+static void path_in(char path[CFG_TEXT + 16], const char *dir, const char *name)
+{
+    snprintf(path, CFG_TEXT + 16, "%s/%s", dir, name);
+}
+
+static attnd_status open_device(parts *p, const cfg *c, attnd_err *err)
+{
+    ker_device_options device = {
+        .n_threads = (uint32_t)c->device_threads,
+        .n_slots = (uint32_t)c->device_slots,
+        .workspace_bytes = (size_t)c->device_workspace,
+        .isa = strcmp(c->device_isa, "auto") ? c->device_isa : NULL,
+    };
+    return ker_device_open(&p->engine.device, &device, err);
+}
+
+static attnd_status open_parts(parts *p, const cfg *c, const options *o, const char *dir,
+                               attnd_err *err)
+{
+    char path[CFG_TEXT + 16];
+    srv_engine *engine = &p->engine;
+    if (o->engine_socket >= 0)
+        TRY(srv_store_open(&p->store, o->engine_socket, err));
+    TRY(open_device(p, c, err));
+    engine->config = c;
+    engine->store = p->store;
+    if (getrandom(&engine->instance, sizeof engine->instance, 0) != sizeof engine->instance)
+        return attnd_fail(err, ATTND_BROKEN, "instance: no random number");
+    TRY(srv_loop_init(&p->loop, engine, err));
+    p->has_loop = true;
+    TRY(srv_receive_open(&p->receive, engine, err));
+    engine->transport = (srv_transport){srv_receive_is_connected, p->receive};
+    TRY(srv_engine_start(engine, err));
+    p->engine_runs = true;
+    p->deps = (srv_control_deps){
+        .config = c,
+        .device = engine->device,
+        .instance = engine->instance,
+        .runtime_dir = dir,
+        .engine = &engine->queue,
+        .snapshot_fill = srv_engine_snapshot,
+        .server = &p->loop,
+        .is_ready = srv_loop_is_ready,
+        .drain = srv_loop_drain,
+        .shutdown = srv_loop_shutdown,
+    };
+    path_in(path, dir, "control");
+    TRY(srv_control_open(&p->control, &p->loop.uv, path, &p->deps, err));
+    path_in(path, dir, "buf");
+    TRY(srv_fds_open(&p->fds, &p->loop.uv, path, engine, err));
+    path_in(path, dir, "data");
+    TRY(srv_receive_listen(p->receive, path, err));
+    TRY(srv_watchdog_open(&p->watchdog, path, c->data_watchdog_interval, repair, p->receive, err));
+    return p->store ? srv_store_ready(p->store, err) : ATTND_OK;
+}
+
+/* In reverse; every part may be missing. */
+static void close_parts(parts *p)
+{
+    srv_watchdog_close(p->watchdog);
+    srv_control_close(p->control);
+    srv_fds_close(p->fds);
+    if (p->has_loop)
+        srv_loop_fini(&p->loop);
+    srv_receive_close(p->receive, 1000);
+    if (p->engine_runs)
+        srv_engine_stop(&p->engine);
+    ker_device_close(p->engine.device);
+    srv_store_close(p->store);
+    nng_fini();
+}
+
+/* Signals go to the loop alone: threads that nng and the device start inherit the block, and this
+ * thread lifts it before it runs the loop. */
+static void block_signals(bool block)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGUSR2);
+    pthread_sigmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
+}
+
+static int run_engine(const cfg *c, const options *o, const char *dir)
+{
+    static parts p;
+    attnd_err err = {.status = ATTND_OK};
+    if (open_parts(&p, c, o, dir, &err) != ATTND_OK) {
+        srv_log(SRV_ERROR, "start failed  why=\"%s\"", err.text);
+        close_parts(&p);
+        return attnd_status_mender(err.status) == ATTND_MENDER_CALLER ? EX_CONFIG : EX_UNAVAILABLE;
+    }
+    const ker_device_info *info = &p.engine.device_info;
+    srv_log(SRV_INFO, "ready  dir=%s version=%s backend=%s device=\"%s\" isa=%s threads=%u", dir,
+            ATTND_VERSION, info->backend, info->name, info->isa, info->n_threads);
+    p.loop.is_ready = true;
+    block_signals(false);
+    srv_loop_run(&p.loop);
+    p.loop.is_ready = false;
+    close_parts(&p);
+    srv_log(SRV_INFO, "stopped");
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static cfg c;
+    static key_flag keys[MAX_KEYS];
+    options o = {.engine_socket = -1};
+    size_t n_keys;
+    cfg_text dir;
+    attnd_err err = {.status = ATTND_OK};
+    int code = read_options(argc, argv, &o, keys, &n_keys);
+    if (code < 0)
+        code = read_config(&o, keys, n_keys, &c);
+    if (code >= 0)
+        return code;
+    srv_log_set_level(c.log_level);
+    cfg_runtime_dir(&c, dir);
+    signal(SIGPIPE, SIG_IGN);
+    struct rlimit files;
+    if (!getrlimit(RLIMIT_NOFILE, &files)) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    int lock;
+    if (o.engine_socket < 0 && srv_lock_take(dir, &lock, &err) != ATTND_OK)
+        return refuse(&err, EX_CANTCREAT);
+    if (o.engine_socket < 0 && !o.no_keeper)
+        return srv_keeper_run(&c, dir, argv);
+    block_signals(true);
+    return run_engine(&c, &o, dir);
+}

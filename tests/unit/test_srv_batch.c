@@ -1,0 +1,316 @@
+/* test_srv_batch.c: a batch's lengths, slots and tables are refused by name or become the
+ * problem's. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/batch.h"
+
+enum { N_BLOCKS = 8, T = 4 };
+
+/* One session, one model with one group of N_BLOCKS blocks of T tokens, one request. */
+typedef struct fixture {
+    srv_engine engine;
+    srv_session session;
+    srv_model model;
+    srv_group group;
+    srv_request request;
+    msg_table table;
+    attnd_err err;
+} fixture;
+
+static int open_fixture(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    attnd_err err;
+    f->engine.limits = (msg_limits){.max_tokens = 64, .max_sequences = 16};
+    assert_int_equal(kv_pool_open(&f->group.pool, "main", N_BLOCKS, KV_OWNER_CLIENT, &err), 0);
+    strcpy(f->group.name, "main");
+    kv_layer_shape shape = {1, 8, 8};
+    assert_int_equal(kv_geometry_make(&f->group.geometry, T, ATTND_DTYPE_F32, ATTND_LAYOUT_HND,
+                                      &shape, 1, NULL, &err),
+                     0);
+    f->group.n_blocks = N_BLOCKS;
+    f->group.max_kv_len = 100;
+    f->group.marks = calloc(N_BLOCKS, sizeof *f->group.marks);
+    f->model.groups = &f->group;
+    f->model.n_groups = 1;
+    f->request.session = &f->session;
+    f->request.problem.mask.kinds = KER_MASK_CAUSAL;
+    assert_int_equal(msg_arena_init(&f->request.arena, 1 << 20, &err), 0);
+    f->request.msg.attend.batch.tables = &f->table;
+    f->request.msg.attend.batch.n_tables = 1;
+    *state = f;
+    return 0;
+}
+
+static int close_fixture(void **state)
+{
+    fixture *f = *state;
+    kv_pool_close(f->group.pool);
+    free(f->group.marks);
+    msg_arena_fini(&f->request.arena);
+    free(f);
+    return 0;
+}
+
+static msg_ints inline_ints(const int32_t *values, size_t n)
+{
+    return (msg_ints){.given = true, .data = (const uint8_t *)values, .bytes = n * sizeof *values};
+}
+
+#define INTS(...)                                                                                  \
+    inline_ints((const int32_t[]){__VA_ARGS__}, sizeof((const int32_t[]){__VA_ARGS__}) / 4)
+
+/* Reads the batch; with_keys: k and v come with the call. */
+static attnd_status read_batch(fixture *f, bool with_keys)
+{
+    f->err = (attnd_err){.status = ATTND_OK};
+    TRY(srv_batch_read(&f->engine, &f->request, &f->model, 0, with_keys, &f->err));
+    return srv_batch_read_table(&f->engine, &f->request, &f->model, 0, with_keys, &f->err);
+}
+
+static void expect_refusal(fixture *f, bool with_keys, attnd_reason reason, const char *text)
+{
+    attnd_status status = read_batch(f, with_keys);
+    assert_string_equal(f->err.text, text);
+    assert_int_equal(f->err.reason, reason);
+    assert_int_equal(status, attnd_reason_status(reason));
+}
+
+static void a_good_batch_becomes_the_problems(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->n_contexts = 1;
+    batch->q_lens = INTS(5, 1);
+    batch->kv_lens = INTS(5, 4);
+    f->table.block_ids = INTS(7, 0, 3);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    const ker_batch *b = &f->request.problem.batch;
+    assert_int_equal(b->n_seqs, 2);
+    assert_int_equal(b->n_contexts, 1);
+    assert_int_equal(b->n_tokens, 6);
+    assert_int_equal(b->q_first[1], 5);
+    assert_int_equal(b->block_first[1], 2);
+    assert_int_equal(b->block_ids[2], 3);
+    assert_null(b->positions);
+}
+
+static void lengths_are_checked(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->q_lens = INTS(1, -1);
+    batch->kv_lens = INTS(1, 1);
+    expect_refusal(f, false, ATTND_BAD_LENGTH, "batch.q_lens[1] = -1: not negative");
+    batch->q_lens = INTS(1, 1);
+    batch->kv_lens = INTS(1, -2147483647 - 1);
+    expect_refusal(f, false, ATTND_BAD_LENGTH, "batch.kv_lens[1] = -2147483648: not negative");
+    batch->kv_lens = INTS(1);
+    expect_refusal(f, false, ATTND_BAD_LENGTH, "batch.kv_lens = 1 entries: 2 are needed");
+    batch->kv_lens = INTS(1, 101);
+    expect_refusal(f, false, ATTND_KV_LEN_EXCEEDS_POOL,
+                   "batch.kv_lens[1] = 101: pool \"main\" holds sequences of at most 100");
+    batch->kv_lens = INTS(1, 2147483647);
+    expect_refusal(f, false, ATTND_KV_LEN_EXCEEDS_POOL,
+                   "batch.kv_lens[1] = 2147483647: pool \"main\" holds sequences of at most 100");
+    batch->q_lens = INTS(60, 60);
+    batch->kv_lens = INTS(60, 60);
+    expect_refusal(f, false, ATTND_TOO_LARGE,
+                   "batch.q_lens[1] = 60: a call has at most 64 tokens (limits.max_tokens)");
+    batch->q_lens = INTS(2147483647, 2147483647);
+    expect_refusal(
+        f, false, ATTND_TOO_LARGE,
+        "batch.q_lens[0] = 2147483647: a call has at most 64 tokens (limits.max_tokens)");
+    batch->q_lens.bytes = 7;
+    expect_refusal(f, false, ATTND_BAD_LENGTH,
+                   "batch.q_lens = 7 bytes: int32 values, four bytes each");
+    batch->q_lens = INTS(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    expect_refusal(f, false, ATTND_TOO_LARGE, "batch.q_lens = 17 entries: at most 16");
+    batch->q_lens = INTS(2);
+    batch->kv_lens = INTS(1);
+    expect_refusal(f, true, ATTND_BAD_LENGTH,
+                   "batch.kv_lens[0] = 1: it counts the 2 tokens this call appends");
+    expect_refusal(f, false, ATTND_BAD_LENGTH,
+                   "batch.kv_lens[0] = 1: a generation sees at least its own 2 tokens");
+    batch->n_contexts = 2;
+    expect_refusal(f, false, ATTND_BAD_PHASE, "batch.n_contexts = 2: the batch has 1 sequences");
+}
+
+static void a_context_may_have_more_queries_than_keys_when_it_stores_nothing(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->n_contexts = 1;
+    batch->q_lens = INTS(5);
+    batch->kv_lens = INTS(2);
+    f->table.block_ids = INTS(1);
+    assert_int_equal(read_batch(f, false), ATTND_OK);
+}
+
+static void a_padding_row_needs_no_table(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->q_lens = INTS(1, 1);
+    batch->kv_lens = INTS(3, 0);
+    batch->slots = INTS(2, -1);
+    f->table.block_ids = INTS(0);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+}
+
+static void needed_entries_name_blocks_of_the_pool(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->q_lens = INTS(1, 1);
+    batch->kv_lens = INTS(4, 8);
+    f->table.block_ids = INTS(0, 1, 8);
+    expect_refusal(
+        f, false, ATTND_BAD_BLOCK,
+        "batch.tables[0].block_ids[2] = 8: sequence 1 needs it, pool \"main\" has blocks "
+        "0..7");
+    f->table.block_ids = INTS(0, -1, 2);
+    expect_refusal(f, false, ATTND_BAD_BLOCK,
+                   "batch.tables[0].block_ids[1] = -1: sequence 1 needs it, pool \"main\" has "
+                   "blocks 0..7");
+    f->table.block_ids = INTS(0, 1);
+    expect_refusal(f, false, ATTND_BAD_LENGTH,
+                   "batch.tables[0].block_ids = 2 entries: 3 are needed");
+    f->table.width = 1;
+    expect_refusal(f, false, ATTND_KV_LEN_EXCEEDS_POOL,
+                   "batch.kv_lens[1] = 8: a table of width 1 holds 4 tokens");
+    f->table = (msg_table){.group = 1};
+    expect_refusal(f, false, ATTND_BAD_GEOMETRY,
+                   "batch.tables[0].group = 1: the layer lies in group 0");
+    batch->n_tables = 0;
+    expect_refusal(f, false, ATTND_BAD_GEOMETRY, "batch.tables: the layer's group 0 has none");
+}
+
+static void entries_behind_a_window_may_be_anything(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    f->request.problem.mask.kinds |= KER_MASK_WINDOW;
+    f->request.problem.mask.window = 4;
+    batch->q_lens = INTS(1);
+    batch->kv_lens = INTS(12);
+    f->table.block_ids = INTS(-1, 2147483647, 3);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    f->request.problem.mask.window = 5;
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.tables[0].block_ids[1] = 2147483647: sequence 0 needs it, pool \"main\" "
+                   "has blocks 0..7");
+}
+
+static void two_tokens_never_share_a_slot(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->q_lens = INTS(1, 1);
+    batch->kv_lens = INTS(1, 1);
+    f->table.block_ids = INTS(5, 5);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.tables[0].block_ids = 20: tokens 0 and 1 of this call would be stored in "
+                   "one slot");
+    batch->slots = INTS(9, 9);
+    f->table.block_ids = INTS(5, 6);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.slots = 9: tokens 0 and 1 of this call would be stored in one slot");
+    batch->slots = INTS(9, 32);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.slots[1] = 32: pool \"main\" has slots 0..31, -1 for nowhere");
+    batch->slots = INTS(9, -2);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.slots[1] = -2: pool \"main\" has slots 0..31, -1 for nowhere");
+    expect_refusal(f, false, ATTND_BAD_COMBINATION,
+                   "batch.slots: the call brings no k and v to store");
+}
+
+static void a_shared_block_is_read_but_not_appended_to(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->q_lens = INTS(1, 1);
+    batch->kv_lens = INTS(5, 5);
+    f->table.block_ids = INTS(0, 1, 0, 2);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    batch->kv_lens = INTS(5, 2);
+    f->table.block_ids = INTS(0, 1, 1);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.tables[0].block_ids[1] = 1: sequence 0 reads it and another sequence of "
+                   "this call appends to it");
+    assert_int_equal(read_batch(f, false), ATTND_OK);
+}
+
+static void a_ring_may_overwrite_only_what_no_row_sees(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    f->request.problem.mask.kinds |= KER_MASK_WINDOW;
+    f->request.problem.mask.window = 8; /* two blocks hold the window */
+    batch->q_lens = INTS(1);
+    batch->kv_lens = INTS(9);
+    f->table.block_ids = INTS(0, 1, 0);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    f->request.problem.mask.window = 9; /* key 0 is still seen */
+    expect_refusal(
+        f, true, ATTND_BAD_BLOCK,
+        "batch.tables[0].block_ids[0] = 0: key 0 of sequence 0 is still seen and token 0 "
+        "would be stored over it");
+    f->request.problem.mask.window = 4;
+    batch->q_lens = INTS(5); /* P·T = 8 holds W + q_len - 1 = 8 */
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+}
+
+static void positions_are_not_negative(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    batch->q_lens = INTS(2);
+    batch->kv_lens = INTS(2);
+    batch->positions = INTS(7, -1);
+    f->table.block_ids = INTS(0);
+    expect_refusal(f, true, ATTND_BAD_ROPE, "batch.positions[1] = -1: not negative");
+    batch->positions = INTS(7);
+    expect_refusal(f, true, ATTND_BAD_LENGTH, "batch.positions = 1 entries: 2 are needed");
+}
+
+static void a_batch_larger_than_the_arena_is_refused(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->request.msg.attend.batch;
+    static int32_t ids[300000];
+    f->group.max_kv_len = INT32_MAX;
+    batch->q_lens = INTS(1);
+    batch->kv_lens = INTS(1200000);
+    f->table.block_ids = inline_ints(ids, 300000);
+    expect_refusal(f, false, ATTND_TOO_LARGE,
+                   "batch.tables[0].block_ids = 300000 entries: more than a request may use");
+}
+
+#define T_(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T_(a_good_batch_becomes_the_problems),
+        T_(lengths_are_checked),
+        T_(a_context_may_have_more_queries_than_keys_when_it_stores_nothing),
+        T_(a_padding_row_needs_no_table),
+        T_(needed_entries_name_blocks_of_the_pool),
+        T_(entries_behind_a_window_may_be_anything),
+        T_(two_tokens_never_share_a_slot),
+        T_(a_shared_block_is_read_but_not_appended_to),
+        T_(a_ring_may_overwrite_only_what_no_row_sees),
+        T_(positions_are_not_negative),
+        T_(a_batch_larger_than_the_arena_is_refused),
+    };
+    return cmocka_run_group_tests_name("srv_batch", tests, NULL, NULL);
+}
