@@ -1,0 +1,191 @@
+# attnd: every target. `make demo` and `make test` are all a newcomer needs; V=1 shows the commands.
+#
+# FLAVOUR=release|asan|tsan builds side by side in build/<flavour>/.
+
+VERSION   := 0.1.0
+FLAVOUR   ?= release
+B         := build/$(FLAVOUR)
+PREFIX    ?= /usr/local
+PYTHON    ?= /usr/bin/python3
+CC        ?= gcc
+AR        ?= ar
+NPROC     := $(shell nproc 2>/dev/null || echo 2)
+MAKEFLAGS += -j$(NPROC) --no-builtin-rules
+Q         := $(if $(V),,@)
+say        = $(if $(V),,@printf '  %-8s %s\n' '$(1)' '$(2)')
+
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.PHONY: all deps run demo test check bench asan fuzz format lint install clean help
+.DEFAULT_GOAL := all
+
+# ---- Flags -----------------------------------------------------------------------------------------
+
+COMMIT   := $(shell git describe --always --dirty --abbrev=10 2>/dev/null || echo unknown)
+WARN     := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla \
+            -Wpointer-arith -Wundef -Wno-unused-parameter
+ALLFLAGS  = -std=gnu11 -g -O2 -fno-omit-frame-pointer $(WARN) -I. -I$(B)/gen -D_GNU_SOURCE \
+            -pthread $(FLAVOURFLAGS) $(CPPFLAGS) $(CFLAGS)
+ifeq ($(FLAVOUR),asan)
+FLAVOURFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+else ifeq ($(FLAVOUR),tsan)
+FLAVOURFLAGS := -fsanitize=thread -DATTND_NO_CLONES
+endif
+LIBS_SRV  := -luv -lnng -lprotobuf-c -lcjson -lm
+LIBS_CLI  := -lnng -lprotobuf-c
+# What only some files need.
+$(B)/obj/kernels/%.o: ALLFLAGS += -O3
+$(B)/obj/tests/oracle/%.o: ALLFLAGS += -ffp-contract=off
+$(B)/obj/proto/%.pic.o: ALLFLAGS += -fPIC -fvisibility=hidden
+$(B)/obj/daemon/main.o $(B)/obj/daemon/control_methods.o $(B)/obj/daemon/op_session.o $(B)/obj/daemon/attnctl.o: \
+    ALLFLAGS += -DATTND_VERSION='"$(VERSION)"' -DATTND_COMMIT='"$(COMMIT)"'
+
+# ---- Sources ---------------------------------------------------------------------------------------
+
+obj      = $(patsubst %.c,$(B)/obj/%.o,$(1))
+PB_C    := $(B)/gen/attnd.pb-c.c
+PB_H    := $(B)/gen/attnd.pb-c.h
+PB_O    := $(B)/obj/attnd.pb-c.o
+MSG_C   := $(wildcard proto/*.c)
+CLI_C   := $(wildcard proto/client/*.c)
+CFG_C   := $(wildcard config/*.c)
+KV_C    := $(wildcard kvcache/*.c)
+KER_C   := $(wildcard kernels/*.c kernels/cpu/*.c)
+SRV_C   := $(filter-out daemon/main.c daemon/attnctl.c,$(wildcard daemon/*.c))
+ORA_C   := $(wildcard tests/oracle/*.c)
+SUP_C   := $(wildcard tests/support/*.c)
+TESTS_C := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/e2e/test_*.c)
+TESTS_S := $(wildcard tests/unit/test_*.py tests/unit/test_*.sh tests/e2e/test_*.py tests/e2e/test_*.sh)
+BENCH_C := $(wildcard tests/bench/*.c)
+PY      := $(wildcard proto/python/attnd/*.py)
+
+LIB      = $(B)/obj/lib$(1).a
+LIBS_OUR = $(call LIB,srv) $(call LIB,cli) $(call LIB,cfg) $(call LIB,kv) $(call LIB,ker) \
+           $(call LIB,msg) $(call LIB,ora) $(call LIB,sup)
+TESTS    := $(patsubst tests/%.c,$(B)/tests/%,$(TESTS_C))
+BENCHES  := $(patsubst tests/bench/%.c,$(B)/bench/%,$(BENCH_C))
+BINS     := $(B)/bin/attnd $(B)/bin/attnctl
+CLIENT   := $(B)/lib/libattnd.a $(B)/lib/libattnd.so.0 $(B)/include/attnd.h
+PYDIR    := $(B)/python/attnd
+PYOUT    := $(patsubst proto/python/attnd/%,$(PYDIR)/%,$(PY)) $(PYDIR)/attnd.desc
+
+# Packages come first where they were asked for in the same call.
+FIRST := $(if $(filter demo test deps,$(MAKECMDGOALS)),deps)
+
+all: $(BINS) $(CLIENT) $(PYOUT) $(B)/skips
+	$(Q)cat $(B)/skips
+
+$(B)/skips: Makefile | $(FIRST)
+	@mkdir -p $(@D); echo "attnd $(VERSION) ($(FLAVOUR)): built in $(B), CPU backend" > $@
+
+# ---- Rules -----------------------------------------------------------------------------------------
+
+$(PB_C) $(PB_H) &: proto/attnd.proto | $(FIRST)
+	$(call say,PROTO,$<)
+	$(Q)mkdir -p $(B)/gen && protoc-c --c_out=$(B)/gen -I proto attnd.proto
+
+# protobuf-c's generated code warns under -Wextra: it is compiled without our warnings.
+$(PB_O) $(B)/obj/attnd.pb-c.pic.o: $(PB_C)
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D) && $(CC) -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -I$(B)/gen $(FLAVOURFLAGS) -c $< -o $@
+
+$(B)/obj/%.o: %.c | $(PB_H) $(FIRST)
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALLFLAGS) -MMD -MP -c $< -o $@
+
+$(B)/obj/%.pic.o: %.c | $(PB_H) $(FIRST)
+	$(call say,CC,$< (pic))
+	$(Q)mkdir -p $(@D) && $(CC) $(ALLFLAGS) -MMD -MP -c $< -o $@
+
+$(call LIB,msg): $(call obj,$(MSG_C)) $(PB_O)
+$(call LIB,cli): $(call obj,$(CLI_C))
+$(call LIB,cfg): $(call obj,$(CFG_C))
+$(call LIB,kv): $(call obj,$(KV_C))
+$(call LIB,ker): $(call obj,$(KER_C))
+$(call LIB,srv): $(call obj,$(SRV_C))
+$(call LIB,ora): $(call obj,$(ORA_C))
+$(call LIB,sup): $(call obj,$(SUP_C))
+$(B)/obj/lib%.a:
+	$(call say,AR,$@)
+	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) rcs $@ $^
+
+link = $(CC) $(ALLFLAGS) $(LDFLAGS) -o $@
+
+$(B)/bin/attnd: $(call obj,daemon/main.c) $(call LIB,srv) $(call LIB,cfg) $(call LIB,ker) $(call LIB,kv) $(call LIB,msg)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link) $^ $(LIBS_SRV)
+
+$(B)/bin/attnctl: $(call obj,daemon/attnctl.c) $(call LIB,msg)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link) $^ -lcjson -lprotobuf-c -lm
+
+CLI_PIC := $(patsubst %.c,$(B)/obj/%.pic.o,$(CLI_C) $(MSG_C)) $(B)/obj/attnd.pb-c.pic.o
+$(B)/lib/libattnd.a: $(CLI_PIC)
+	$(call say,AR,$@)
+	$(Q)mkdir -p $(@D) && rm -f $@ && $(AR) rcs $@ $^
+
+$(B)/lib/libattnd.so.0: $(CLI_PIC)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link) -shared -Wl,-soname,libattnd.so.0 $^ $(LIBS_CLI) && ln -sf libattnd.so.0 $(B)/lib/libattnd.so
+
+# One public header: the shared words stand in it, so that it needs no other file of ours.
+$(B)/include/attnd.h: proto/client/attnd.h proto/types.h proto/err.h
+	$(Q)mkdir -p $(@D) && awk -F'"' '/^#include "proto\// { while ((getline line < $$2) > 0) { \
+	    if (line ~ /^\/\* ---- Not in the installed/) ours = 1; \
+	    if (!ours && line !~ /^#include "proto/ && line !~ /^\/\* ---- In the installed/) print line; \
+	    if (line ~ /^\/\* ---- In the installed/) ours = 0; } next } { print }' $< > $@
+
+$(PYDIR)/%.py: proto/python/attnd/%.py
+	$(Q)mkdir -p $(@D) && cp $< $@
+
+$(PYDIR)/attnd.desc: proto/attnd.proto | $(FIRST)
+	$(Q)mkdir -p $(@D) && protoc -I proto --descriptor_set_out=$@ attnd.proto
+
+$(B)/tests/%: $(B)/obj/tests/%.o $(LIBS_OUR)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lcmocka $(LIBS_SRV)
+
+$(B)/bench/%: $(B)/obj/tests/bench/%.o $(LIBS_OUR)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group $(LIBS_SRV)
+
+-include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
+
+# ---- What people call ------------------------------------------------------------------------------
+
+deps:
+	$(Q)scripts/deps.sh
+
+run: all
+	$(B)/bin/attnd --config config/attnd.json
+
+demo: all
+	$(Q)ATTND_BUILD=$(abspath $(B)) PYTHON=$(PYTHON) scripts/demo.sh
+
+# T=name narrows it: make check T=kv_pool
+test: check
+check: all $(TESTS) $(BENCHES)
+	$(Q)ATTND_BUILD=$(abspath $(B)) $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(TESTS_S)
+
+asan:
+	$(Q)$(MAKE) FLAVOUR=asan check
+
+# K=name narrows it: make bench K=decode
+bench: all $(BENCHES)
+	$(Q)ATTND_BUILD=$(abspath $(B)) PYTHON=$(PYTHON) tests/bench/run.sh $(K)
+
+ALL_CH := $(shell git ls-files -co --exclude-standard '*.c' '*.h' 2>/dev/null)
+format:
+	$(Q)clang-format -i $(ALL_CH)
+
+lint: all
+	$(Q)ATTND_BUILD=$(B) scripts/lint.sh
+
+install: all
+	$(Q)B=$(B) PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' VERSION=$(VERSION) PYTHON=$(PYTHON) scripts/install.sh
+
+clean:
+	$(Q)rm -rf build
+
+help:
+	@echo 'make demo | test | all | run | check T=name | bench K=name | asan | lint | format | install | clean'

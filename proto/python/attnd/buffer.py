@@ -1,0 +1,220 @@
+"""Memory that this process and the daemon both map, and the socket its descriptors come over."""
+
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+
+import numpy as np
+
+from . import dtype as dtypes
+from . import error, transport, wire
+
+_PACKET = 1024  # bytes, the largest either way
+_MAX_FDS = 8  # of a packet; all but the first are surplus and closed
+
+
+class FdSocket:
+    """The connection to the buffer socket: the session's lease, and the way descriptors come."""
+
+    def __init__(self, path, session, deadline):
+        """Connects and names the session. Error as of any call; UNAVAILABLE names the path."""
+        self._where = f"buf = {path}"
+        self._session = session
+        self._lock = threading.Lock()  # guards one exchange at a time: replies carry no id
+        self._socket = transport.connect("buf", path, socket.SOCK_SEQPACKET, deadline)
+        try:
+            self.exchange(0, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def exchange(self, buffer, deadline):
+        """(FdReply, descriptor or -1) for a buffer; 0 only takes the lease. The caller closes the
+        descriptor. An exchange that times out ends the connection: its late reply would be taken
+        for the next one's."""
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise error.timed_out("buf", f"{self._where}: another buffer is still being asked for")
+        try:
+            return self._exchange(buffer, deadline)
+        finally:
+            self._lock.release()
+
+    def _exchange(self, buffer, deadline):
+        if self._socket.fileno() < 0:
+            raise error.unreachable(
+                "buf", f"{self._where}: closed, as an earlier reply did not come"
+            )
+        request = wire.FdRequest(session=self._session, buffer=buffer)
+        try:
+            self._socket.send(request.SerializeToString())
+            poller = select.poll()
+            poller.register(self._socket, select.POLLIN)
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self._socket.close()
+                raise error.timed_out("buf", f"{self._where}: no reply in time")
+            packet, fds, _, _ = socket.recv_fds(
+                self._socket, _PACKET, _MAX_FDS, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as wrong:
+            why = wrong.strerror or wrong
+            raise error.unreachable("buf", f"{self._where}: {why}; attnd is gone") from None
+        for surplus in fds[1:]:
+            os.close(surplus)
+        fd = fds[0] if fds else -1
+        if not packet:
+            raise error.unreachable("buf", f"{self._where}: attnd closed the connection or is gone")
+        try:
+            reply = wire.parse(wire.FdReply, packet, "buf")
+            if reply.status.code:
+                raise wire.status_error(reply.status)
+        except error.Error:
+            if fd >= 0:
+                os.close(fd)
+            raise
+        return reply, fd
+
+    def close(self):
+        """Ends the lease."""
+        self._socket.close()
+
+
+def map_buffer(fd_socket, handle, deadline):
+    """The buffer's memory as a uint8 array, mapped shared until the last view of it goes."""
+    reply, fd = fd_socket.exchange(handle, deadline)
+    if fd < 0 or reply.kind != wire.ENUMS["FdKind"]["memfd"]:
+        if fd >= 0:
+            os.close(fd)
+        raise error.Error(
+            "UNIMPLEMENTED",
+            "UNSUPPORTED",
+            "kind",
+            f"kind = {reply.kind}: this client maps memory files (1) only",
+        )
+    try:
+        # A mapping starts at a page, a buffer anywhere.
+        skip = reply.offset % mmap.ALLOCATIONGRANULARITY
+        memory = mmap.mmap(fd, skip + reply.bytes, mmap.MAP_SHARED, offset=reply.offset - skip)
+    except (OSError, ValueError) as wrong:
+        raise error.Error(
+            "INTERNAL", "BROKEN", "bytes", f"bytes = {reply.bytes}: cannot be mapped: {wrong}"
+        ) from None
+    finally:
+        os.close(fd)
+    return np.frombuffer(memory, dtype=np.uint8, count=reply.bytes, offset=skip)
+
+
+class Buffer:
+    """Shared memory of the session, from Client.create_buffer(). Zero-filled when new.
+
+    handle  the buffer's number on the wire
+    bytes   its size
+    array   its bytes, a uint8 array; also through the array interface
+    """
+
+    def __init__(self, handle, array, free):
+        self.handle = handle
+        self.bytes = array.size
+        self.array = array
+        self._free = free
+
+    @property
+    def __array_interface__(self):
+        return self.array.__array_interface__
+
+    def view(self, dtype, shape, offset=0):
+        """A Tensor without gaps: dtype "f32", "f16", "bf16", "i32", …; offset in bytes from the
+        buffer's start, a multiple of the element. ValueError when it does not fit."""
+        item = dtypes.array_dtype(dtype)
+        shape = tuple(int(n) for n in (shape if np.iterable(shape) else (shape,)))
+        if min(shape, default=0) < 0:
+            raise ValueError(f"shape = {list(shape)}: no negative counts")
+        size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
+        if offset < 0 or offset % item.itemsize:
+            raise ValueError(
+                f"offset = {offset}: a multiple of {item.itemsize}, the element of {dtype}"
+            )
+        if offset + size > self.bytes:
+            raise ValueError(
+                f"shape = {list(shape)}: {size} bytes from {offset} on; the buffer has "
+                f"{self.bytes}"
+            )
+        return Tensor(self, dtype, self.array[offset : offset + size].view(item).reshape(shape))
+
+    def free(self, timeout=None):
+        """Gives the buffer back to the daemon, which waits for work that still uses it. Views in
+        this process stay readable until they go; no one else sees them any more."""
+        self._free(self, timeout)
+
+    def __repr__(self):
+        return f"<attnd.Buffer {self.handle}: {self.bytes} bytes>"
+
+
+class Tensor:
+    """Numbers in a buffer, as a call names them.
+
+    dtype   "f32", "f16", "bf16", …
+    array   numpy view of the memory itself; bf16 and 8-bit floats as their bits (attnd.dtype)
+
+    Indexing as of numpy gives a Tensor of the part (q[:5]) as long as it is a view.
+    """
+
+    def __init__(self, buffer, dtype, array):
+        self.buffer = buffer
+        self.dtype = dtype
+        self.array = array
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def offset(self):
+        """Bytes from the buffer's start to the first element."""
+        return _address(self.array) - _address(self.buffer.array)
+
+    @property
+    def __array_interface__(self):
+        return self.array.__array_interface__
+
+    def __getitem__(self, index):
+        part = self.array[index]
+        basic = index if isinstance(index, tuple) else (index,)
+        if not (
+            isinstance(part, np.ndarray)
+            and all(isinstance(i, (int, slice, type(Ellipsis))) for i in basic)
+        ):
+            raise TypeError(f"index = {index!r}: slices, so that the part is still a view")
+        return Tensor(self.buffer, self.dtype, part)
+
+    def set(self, values):
+        """Stores values (float32 or what converts), rounded to nearest even; broadcasts."""
+        self.array[...] = dtypes.encode(values, self.dtype)
+
+    def float32(self):
+        """A copy of the numbers as float32."""
+        return dtypes.decode(self.array, self.dtype)
+
+    def flat(self):
+        """The same memory in one dimension; ValueError when it has gaps."""
+        if not self.array.flags.c_contiguous:
+            raise ValueError(f"shape = {list(self.shape)}: has gaps, cannot be one dimension")
+        return Tensor(self.buffer, self.dtype, self.array.reshape(-1))
+
+    def fill(self, message):
+        """Writes itself into a Tensor message of attnd.proto."""
+        message.buffer = self.buffer.handle
+        message.offset = self.offset
+        message.dtype = wire.ENUMS["Dtype"][self.dtype]
+        message.shape.extend(self.array.shape)
+        if not self.array.flags.c_contiguous:
+            message.strides.extend(self.array.strides)
+
+    def __repr__(self):
+        return f"<attnd.Tensor {self.dtype}{list(self.shape)} in buffer {self.buffer.handle}>"
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]
