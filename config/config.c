@@ -287,11 +287,21 @@ attnd_status cfg_read_env(cfg *out, char *const *environ_, attnd_err *err)
 
 attnd_status cfg_check(const cfg *c, attnd_err *err)
 {
-    if (c->session_max_in_flight >= c->data_contexts)
+    int64_t for_work = c->data_contexts * 3 / 4;
+    if (c->session_max_in_flight > for_work)
         return attnd_fail(err, ATTND_BAD_CONFIG,
-                          "session.max_in_flight = %lld: below data.contexts = %lld, so that Ping "
-                          "and Hello find room",
-                          (long long)c->session_max_in_flight, (long long)c->data_contexts);
+                          "session.max_in_flight = %lld: at most %lld, three quarters of "
+                          "data.contexts = %lld; the rest is kept for Ping and Hello",
+                          (long long)c->session_max_in_flight, (long long)for_work,
+                          (long long)c->data_contexts);
+    /* cos and sin, fp32, for each pair of channels. */
+    int64_t angles = c->limits_max_tokens * c->limits_max_head_dim * 4;
+    if (c->device_workspace < angles)
+        return attnd_fail(err, ATTND_BAD_CONFIG,
+                          "device.workspace = %lld: the angles of limits.max_tokens = %lld times "
+                          "limits.max_head_dim = %lld take %lld bytes",
+                          (long long)c->device_workspace, (long long)c->limits_max_tokens,
+                          (long long)c->limits_max_head_dim, (long long)angles);
     return ATTND_OK;
 }
 

@@ -324,6 +324,20 @@ def what_was_given_back_is_gone():
 
 
 @tap.test
+def what_was_used_and_given_back_frees_its_memory_while_the_session_lives():
+    with attnd.Client(daemon.dir) as client:
+        model, rows = open_model(client), Rows(client, 3)
+        client.attend(
+            model, 0, **rows.tensors(), q_lens=[3], kv_lens=[3], tables=[[0]], n_contexts=1
+        )
+        model.close()
+        rows.buffer.free()
+        for what in ("models", "pools", "buffers"):
+            tap.until(lambda what=what: daemon.rpc(f"{what}.list")[what] == [], f"no {what}")
+        client.ping()
+
+
+@tap.test
 def another_sessions_things_cannot_be_named():
     with attnd.Client(daemon.dir) as mine, attnd.Client(daemon.dir) as theirs:
         model, rows = open_model(mine), Rows(theirs, 1)

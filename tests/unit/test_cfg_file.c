@@ -141,6 +141,9 @@ static void a_name_given_twice_is_refused(void **state)
     refuses("{\"data\": {\"contexts\": 8,\n\"contexts\": 9}}",
             ":2:1: contexts: line 1 has it already");
     refuses("{\"data\": {},\n \"log\": {}, \"data\": {}}", ":2:13: data: line 1 has it already");
+    refuses(
+        "{\"data\": {}, /* one\n two */ // three\r\n\"log\": {},\n \"device\": {}, \"log\": {}}",
+        ":4:16: log: line 3 has it already");
 }
 
 static void a_wrong_type_says_which_is_right(void **state)
@@ -157,7 +160,7 @@ static void a_wrong_type_says_which_is_right(void **state)
     refuses("{\"log\": {\"level\": 3}}", ":1:19: log.level = 3: error | warn | info | debug");
     refuses("{\"runtime\": {\"dir\": 3}}", ":1:21: runtime.dir = 3: text of at most 255 bytes");
     refuses("{\"data\": 3}", ":1:10: data = 3}: a section, {...}");
-    refuses("[1]", ":1:1: file = [1]: an object of sections, {\"data\": {...}}");
+    refuses("\n [1]", ":2:2: file = [1]: an object of sections, {\"data\": {...}}");
 }
 
 static void a_value_out_of_range_says_the_range(void **state)

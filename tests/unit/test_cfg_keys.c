@@ -235,17 +235,33 @@ static void a_wrong_variable_is_refused_by_its_own_name_and_sets_nothing(void **
     assert_memory_equal(c, &before, sizeof before);
 }
 
+static void refuses_all(const cfg *c, const char *want)
+{
+    attnd_err err;
+    assert_int_equal(cfg_check(c, &err), ATTND_INVALID_ARGUMENT);
+    assert_int_equal(err.reason, ATTND_BAD_CONFIG);
+    assert_string_equal(err.text, want);
+}
+
 static void one_session_must_not_take_every_context(void **state)
 {
     cfg *c = *state;
     attnd_err err;
-    c->data_contexts = 16;
-    c->session_max_in_flight = 16;
-    assert_int_equal(cfg_check(c, &err), ATTND_INVALID_ARGUMENT);
-    assert_int_equal(err.reason, ATTND_BAD_CONFIG);
-    assert_string_equal(err.text, "session.max_in_flight = 16: below data.contexts = 16, so that "
-                                  "Ping and Hello find room");
+    c->data_contexts = 20;
+    refuses_all(c, "session.max_in_flight = 16: at most 15, three quarters of data.contexts = 20; "
+                   "the rest is kept for Ping and Hello");
     c->session_max_in_flight = 15;
+    assert_int_equal(cfg_check(c, &err), ATTND_OK);
+}
+
+static void the_workspace_must_hold_the_angles_of_the_largest_call(void **state)
+{
+    cfg *c = *state;
+    attnd_err err;
+    c->limits_max_tokens = 65537;
+    refuses_all(c, "device.workspace = 268435456: the angles of limits.max_tokens = 65537 times "
+                   "limits.max_head_dim = 1024 take 268439552 bytes");
+    c->limits_max_head_dim = 1023;
     assert_int_equal(cfg_check(c, &err), ATTND_OK);
 }
 
@@ -351,6 +367,7 @@ int main(void)
         TEST(variables_set_keys_and_others_are_left_alone),
         TEST(a_wrong_variable_is_refused_by_its_own_name_and_sets_nothing),
         TEST(one_session_must_not_take_every_context),
+        TEST(the_workspace_must_hold_the_angles_of_the_largest_call),
         TEST(the_file_in_the_tree_is_the_printed_defaults),
         TEST(the_file_in_the_tree_reads_back_as_the_defaults),
         TEST(pages_fit_100_columns_and_name_every_key),

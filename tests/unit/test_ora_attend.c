@@ -549,6 +549,48 @@ static void large_scores_do_not_overflow(void **state)
 static const shape MIXED = {
     3, 6, 2, 24, 40, 8, ATTND_DTYPE_BF16, ATTND_LAYOUT_HND, {17, 1, 4}, {50, 33, 4}};
 
+/* The other witness: §1 written straight down, in long double, for every head of every row. */
+static void random_data_gives_what_the_definition_gives(void **state)
+{
+    scene s;
+    scene_open(&s, &MIXED, RANDOM);
+    float sinks[6], slopes[6];
+    ora_generate(1, "sinks", 0, 6, 1, ATTND_DTYPE_F32, sinks);
+    ora_generate(1, "slopes", 0, 6, 0.1, ATTND_DTYPE_F32, slopes);
+    s.p.sinks = sinks;
+    s.p.alibi_slopes = slopes;
+    s.p.softcap = 3;
+    ora_result r = attends(&s.p);
+    int64_t t = 0;
+    for (uint32_t b = 0; b < 3; b++)
+        for (int32_t i = 0; i < s.q_len[b]; i++, t++)
+            for (uint32_t h = 0; h < 6; h++) {
+                int32_t a = s.kv_len[b] - s.q_len[b] + i;
+                double q[24], k[24], v[40];
+                long double l = 0, o[40] = {0};
+                ora_decode(ATTND_DTYPE_BF16, s.q + (t * 6 + h) * 48, 24, q);
+                for (int32_t j = 0; j <= a; j++) {
+                    long double dot = 0;
+                    ora_decode(ATTND_DTYPE_BF16, key_at(&s, b, j, h / 3, 0), 24, k);
+                    ora_decode(ATTND_DTYPE_BF16, key_at(&s, b, j, h / 3, 1), 40, v);
+                    for (int d = 0; d < 24; d++)
+                        dot += (long double)q[d] * k[d];
+                    long double w =
+                        expl(3 * tanhl(dot / sqrtl(24) / 3) + (long double)slopes[h] * (j - a));
+                    l += w;
+                    for (int d = 0; d < 40; d++)
+                        o[d] += w * v[d];
+                }
+                assert_near(r.lse[t * 6 + h], (double)logl(l), 1e-13);
+                assert_int_equal(r.n_visible[t * 6 + h], a + 1);
+                for (int d = 0; d < 40; d++)
+                    assert_near(r.out[(t * 6 + h) * 40 + d], (double)(o[d] / (l + expl(sinks[h]))),
+                                1e-13);
+            }
+    ora_result_fini(&r);
+    scene_close(&s);
+}
+
 static void chunked_prefill_gives_the_rows_of_one_shot(void **state)
 {
     const ora_rope rope = {ATTND_ROPE_NEOX, 16, 10000, 0};
@@ -676,6 +718,13 @@ static void chain_words_of_wide_groups_are_causal(void **state)
     assert_int_equal(words[39][1], 0xFF);
     ora_problem p = s.p;
     p.mask = (ora_mask){.kinds = ORA_MASK_TREE, .tree_words = words[0], .tree_width = 2};
+    assert_problems_same(&s.p, &p, 0);
+    s.q_len[0] = 32; /* as wide as one word */
+    uint32_t narrow[32];
+    for (int i = 0; i < 32; i++)
+        narrow[i] = words[i][0];
+    p.mask.tree_words = narrow;
+    p.mask.tree_width = 1;
     assert_problems_same(&s.p, &p, 0);
     scene_close(&s);
 }
@@ -867,6 +916,8 @@ static void what_is_no_problem_is_refused(void **state)
     WITH(p.kv.block_size = 0, BAD_GEOMETRY, "kv.block_size = 0: at least 1 with tables");
     WITH(p.rope = ((ora_rope){ATTND_ROPE_GPTJ, 7, 1e4, 0}), BAD_ROPE,
          "rope.dim = 7: even, 2 .. head_dim = 24");
+    WITH(p.rope = ((ora_rope){ATTND_ROPE_GPTJ, 0, 1e4, 0}), BAD_ROPE,
+         "rope.dim = 0: even, 2 .. head_dim = 24");
     WITH(p.rope = ((ora_rope){ATTND_ROPE_NEOX, 26, 1e4, 0}), BAD_ROPE,
          "rope.dim = 26: even, 2 .. head_dim = 24");
     WITH(p.rope = ((ora_rope){ATTND_ROPE_NEOX, 24, 0, 0}), BAD_ROPE, "rope.theta = 0: above 0");
@@ -915,6 +966,7 @@ int main(void)
         cmocka_unit_test(nan_stays_in_the_rows_and_channels_it_belongs_to),
         cmocka_unit_test(only_scores_of_minus_infinity_are_an_empty_row),
         cmocka_unit_test(large_scores_do_not_overflow),
+        cmocka_unit_test(random_data_gives_what_the_definition_gives),
         cmocka_unit_test(chunked_prefill_gives_the_rows_of_one_shot),
         cmocka_unit_test(a_window_or_chunk_of_all_keys_is_none),
         cmocka_unit_test(every_kind_of_mask_can_say_causal),

@@ -104,6 +104,8 @@ static void overflow_is_infinity_and_nan_loses_its_sign(void **state)
     assert_int_equal(encoded(ATTND_DTYPE_F16, -NAN), 0x7FFF);
     assert_int_equal(encoded(ATTND_DTYPE_BF16, -NAN), 0x7FFF);
     assert_int_equal(encoded(ATTND_DTYPE_F16, -0.0), 0x8000);
+    assert_true(ora_ulp(ATTND_DTYPE_F16, -INFINITY) == 32);
+    assert_true(ora_ulp(ATTND_DTYPE_BF16, 1e300) == 0x1p120);
 }
 
 /* The compiler's own conversion is the other witness: 2^16 patterns spread over all exponents. */

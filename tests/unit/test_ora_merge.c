@@ -53,12 +53,12 @@ static void empty_parts_are_not_read(void **state)
 
 static void only_empty_parts_are_an_empty_row(void **state)
 {
-    const double m[] = {-INFINITY, -INFINITY}, l[] = {0, 0}, o[] = {NAN, NAN};
-    double m_all, l_all, o_all;
+    const double m[] = {-INFINITY, -INFINITY}, l[] = {0, 0}, o[] = {NAN, NAN, NAN, NAN};
+    double m_all, l_all, o_all[2];
     for (uint32_t n = 0; n <= 2; n++) {
-        m_all = l_all = o_all = 9;
-        ora_merge(n, m, l, o, 1, &m_all, &l_all, &o_all);
-        assert_true(m_all == -INFINITY && l_all == 0 && o_all == 0);
+        m_all = l_all = o_all[0] = o_all[1] = 9;
+        ora_merge(n, m, l, o, 2, &m_all, &l_all, o_all);
+        assert_true(m_all == -INFINITY && l_all == 0 && o_all[0] == 0 && o_all[1] == 0);
     }
 }
 

@@ -126,7 +126,7 @@ static void attend_rotates_q_like_append_rotates_k(void **state)
                             .n_blocks = 1,
                             .block_size = 8,
                             .dtype = ATTND_DTYPE_F32},
-                     .rope = {ATTND_ROPE_NEOX, D, 10000, 0},
+                     .rope = {ATTND_ROPE_NEOX, 2, 10000, 0},
                      .mask.kinds = ORA_MASK_CAUSAL};
     attnd_err err;
     p.q_len = &kv_len; /* the whole of k is new */
