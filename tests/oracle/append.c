@@ -112,13 +112,14 @@ attnd_status ora_append(const ora_problem *p, attnd_err *err)
     ora_batch batch;
     int64_t *slots = NULL;
     double *x = NULL;
+    float *cos_sin = NULL;
     attnd_status status = ora_batch_init(&batch, p, err);
     if (status != ATTND_OK)
         goto out;
     slots = calloc(2 * (size_t)batch.n_tokens + 1, sizeof *slots);
-    /* A row of doubles, and behind it a row of cos and sin. */
-    x = calloc(2 * ((size_t)p->head_dim + p->head_dim_v), sizeof *x);
-    if (!slots || !x) {
+    x = calloc((size_t)p->head_dim + p->head_dim_v, sizeof *x);
+    cos_sin = calloc(p->head_dim, sizeof *cos_sin);
+    if (!slots || !x || !cos_sin) {
         status = attnd_fail(err, ATTND_NO_ROOM, "tokens = %lld: no memory for their slots",
                             (long long)batch.n_tokens);
         goto out;
@@ -126,13 +127,13 @@ attnd_status ora_append(const ora_problem *p, attnd_err *err)
     status = find_targets(&batch, p, slots, slots + batch.n_tokens, err);
     if (status != ATTND_OK)
         goto out;
-    float *cos_sin = (float *)(x + p->head_dim + p->head_dim_v);
     int64_t n = 0;
     for (uint32_t b = 0; b < p->n_seqs; b++)
         for (int32_t i = 0; i < p->q_len[b]; i++, n++)
             if (slots[n] >= 0)
                 append_token(&batch, p, b, i, slots[n], cos_sin, x);
 out:
+    free(cos_sin);
     free(x);
     free(slots);
     ora_batch_fini(&batch);

@@ -177,7 +177,7 @@ static int64_t order_of(attnd_dtype dtype, const char *bytes)
     uint32_t bits = 0;
     memcpy(&bits, bytes, ora_codec_bytes(dtype));
     uint32_t sign = 1u << (attnd_dtype_bits(dtype) - 1);
-    return bits & sign ? -(int64_t)(bits & ~sign) : (int64_t)bits;
+    return (bits & sign) ? -(int64_t)(bits & ~sign) : (int64_t)bits;
 }
 
 bool near_bytes(attnd_dtype dtype, const void *got, const void *want, size_t n, uint32_t ulps,

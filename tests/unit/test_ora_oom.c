@@ -72,7 +72,7 @@ static void append_without_memory_writes_nothing(void **state)
         }
     });
     assert_memory_equal(pool[0][1], rows[0], sizeof rows[0]);
-    assert_int_equal(n_failed, 3);
+    assert_int_equal(n_failed, 4);
 }
 
 int main(void)
