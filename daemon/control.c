@@ -9,6 +9,7 @@
  *                              └─▶ engine ─┘
  */
 #include "daemon/control.h"
+#include "daemon/stale.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -126,10 +127,11 @@ static void out_add(client *c, const char *text, size_t n)
 static void out_add_answer(client *c, const char *name, cJSON *item)
 {
     cJSON *answer = cJSON_CreateObject();
+    const char *id = cJSON_GetStringValue(c->id);
     int64_t number;
     srv_json_text(answer, "jsonrpc", "2.0");
-    if (cJSON_IsString(c->id))
-        srv_json_text(answer, "id", c->id->valuestring);
+    if (id)
+        srv_json_text(answer, "id", id);
     else if (srv_json_whole(c->id, INT64_MIN, INT64_MAX, &number))
         srv_json_count(answer, "id", number);
     else
@@ -168,15 +170,15 @@ static void out_add_error(client *c, int code, const attnd_err *err)
 /* ---- One call ---------------------------------------------------------------------------------
  */
 
-/* The envelope of a call: who asks, what, with what. Fills c->id and c->method. */
-static int call_open(client *c, const cJSON *request, attnd_err *err)
+/* Members of a request, in the order of their names below; NULL: absent. */
+typedef enum member { JSONRPC, ID, METHOD, PARAMS, N_MEMBERS } member;
+
+/* Sorts the members of a request; INVALID_REQUEST for one that is unknown or there twice. */
+static int envelope_read(const cJSON *request, const cJSON *found[N_MEMBERS], attnd_err *err)
 {
-    static const char *const members[] = {"jsonrpc", "id", "method", "params"};
-    const cJSON *item, *found[4] = {NULL};
+    static const char *const names[N_MEMBERS] = {"jsonrpc", "id", "method", "params"};
+    const cJSON *item;
     char brief[64];
-    const char *nearest;
-    int64_t number;
-    c->id = NULL;
     if (!cJSON_IsObject(request)) {
         srv_json_brief(request, brief, sizeof brief);
         attnd_fail(err, ATTND_BAD_MESSAGE, "request = %s: an object", brief);
@@ -185,50 +187,74 @@ static int call_open(client *c, const cJSON *request, attnd_err *err)
     cJSON_ArrayForEach(item, request)
     {
         size_t i = 0;
-        while (i < 4 && strcmp(members[i], item->string) != 0)
+        while (i < N_MEMBERS && strcmp(names[i], item->string) != 0)
             i++;
-        if (i == 4 || found[i]) {
+        if (i == N_MEMBERS || found[i]) {
             attnd_fail(err, ATTND_BAD_MESSAGE,
-                       "%.48s = given%s: a request has jsonrpc, id, method, "
-                       "params",
-                       item->string, i == 4 ? "" : " twice");
+                       "%.48s = given%s: a request has jsonrpc, id, method, params", item->string,
+                       i == N_MEMBERS ? "" : " twice");
             return RPC_INVALID_REQUEST;
         }
         found[i] = item;
     }
-    if (found[1] && !cJSON_IsString(found[1]) && !cJSON_IsNull(found[1]) &&
-        !srv_json_whole(found[1], INT64_MIN, INT64_MAX, &number)) {
-        srv_json_brief(found[1], brief, sizeof brief);
+    return 0;
+}
+
+/* Each member has the type it should; *id is set as soon as it is known to be one. */
+static int envelope_check(const cJSON *const found[N_MEMBERS], const cJSON **id, attnd_err *err)
+{
+    const char *version = cJSON_GetStringValue(found[JSONRPC]);
+    char brief[64];
+    int64_t number;
+    if (found[ID] && !cJSON_IsString(found[ID]) && !cJSON_IsNull(found[ID]) &&
+        !srv_json_whole(found[ID], INT64_MIN, INT64_MAX, &number)) {
+        srv_json_brief(found[ID], brief, sizeof brief);
         attnd_fail(err, ATTND_BAD_MESSAGE,
                    "id = %s: a string, null or a whole number between -2^53 and 2^53", brief);
         return RPC_INVALID_REQUEST;
     }
-    c->id = found[1];
-    if (!cJSON_IsString(found[0]) || strcmp(found[0]->valuestring, "2.0") != 0) {
-        attnd_fail(err, ATTND_BAD_MESSAGE, "jsonrpc = %s: \"2.0\"", found[0] ? "other" : "absent");
+    *id = found[ID];
+    if (!version || strcmp(version, "2.0") != 0) {
+        attnd_fail(err, ATTND_BAD_MESSAGE, "jsonrpc = %s: \"2.0\"",
+                   found[JSONRPC] ? "other" : "absent");
         return RPC_INVALID_REQUEST;
     }
-    if (!cJSON_IsString(found[2])) {
-        attnd_fail(err, ATTND_BAD_MESSAGE, "method = %s: a string", found[2] ? "other" : "absent");
+    if (!cJSON_IsString(found[METHOD])) {
+        attnd_fail(err, ATTND_BAD_MESSAGE, "method = %s: a string",
+                   found[METHOD] ? "other" : "absent");
         return RPC_INVALID_REQUEST;
     }
-    if (found[3] && !cJSON_IsObject(found[3]) && !cJSON_IsArray(found[3])) {
+    if (found[PARAMS] && !cJSON_IsObject(found[PARAMS]) && !cJSON_IsArray(found[PARAMS])) {
         attnd_fail(err, ATTND_BAD_MESSAGE, "params = other: an object");
         return RPC_INVALID_REQUEST;
     }
-    c->method = srv_method_find(found[2]->valuestring, &nearest);
+    return 0;
+}
+
+/* Who asks, what, with what: fills c->id, c->method and the call's parameters. 0, or the code of
+ * the error. */
+static int call_open(client *c, const cJSON *request, attnd_err *err)
+{
+    const cJSON *found[N_MEMBERS] = {NULL};
+    const char *nearest;
+    c->id = NULL;
+    int code = envelope_read(request, found, err);
+    if (code == 0)
+        code = envelope_check(found, &c->id, err);
+    if (code)
+        return code;
+    const char *name = cJSON_GetStringValue(found[METHOD]);
+    c->method = srv_method_find(name, &nearest);
     if (!c->method) {
         attnd_fail(err, ATTND_UNSUPPORTED,
-                   "method = %.48s: there is none of this name; the nearest "
-                   "is %s",
-                   found[2]->valuestring, nearest);
+                   "method = %.48s: there is none of this name; the nearest is %s", name, nearest);
         return RPC_METHOD_NOT_FOUND;
     }
-    if (found[3] && cJSON_IsArray(found[3]) && cJSON_GetArraySize(found[3])) {
+    if (cJSON_IsArray(found[PARAMS]) && cJSON_GetArraySize(found[PARAMS])) {
         attnd_fail(err, ATTND_BAD_MESSAGE, "params = an array: an object, by name");
         return RPC_INVALID_PARAMS;
     }
-    c->call.params = cJSON_IsObject(found[3]) ? found[3] : NULL;
+    c->call.params = cJSON_IsObject(found[PARAMS]) ? found[PARAMS] : NULL;
     return srv_method_check(c->method, c->call.params, err) == ATTND_OK ? 0 : RPC_INVALID_PARAMS;
 }
 
@@ -769,9 +795,8 @@ static attnd_status socket_bind(const char *path, int *out, attnd_err *err)
                           "control = %s: a socket's path has at most %zu bytes", path,
                           sizeof address.sun_path - 1);
     memcpy(address.sun_path, path, strlen(path) + 1);
+    TRY(srv_stale_remove(path, err));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* What stands there is a dead daemon's: the lock says so. */
-    unlink(path);
     /* Nobody can connect between bind and listen, so the mode is right in time. */
     if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) < 0 ||
         chmod(path, 0600) < 0) {

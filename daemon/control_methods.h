@@ -36,7 +36,7 @@ typedef struct srv_method {
 const srv_method *srv_method_find(const char *name, const char **nearest);
 
 /* Names known, types right, none missing, none twice: refuses BAD_MESSAGE. */
-attnd_status srv_method_check(const srv_method *method, const cJSON *params, attnd_err *err);
+attnd_status srv_method_check(const srv_method *method, const cJSON *all, attnd_err *err);
 
 /* A parameter's value, or what is said for an absent one. */
 int64_t srv_call_int(const srv_call *call, const char *name, int64_t absent);

@@ -13,6 +13,7 @@
 
 #include "daemon/log.h"
 #include "daemon/session.h"
+#include "daemon/stale.h"
 #include "proto/message.h"
 
 enum { MAX_CONNECTIONS = 1024, FD_NONE = 0, FD_MEMFD = 1 };
@@ -278,15 +279,11 @@ static void on_client(uv_poll_t *poll, int status, int events)
 static attnd_status listen_at(srv_fds *fds, const char *path, attnd_err *err)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    struct stat there;
     if (strlen(path) >= sizeof at.sun_path)
         return attnd_fail(err, ATTND_UNREACHABLE,
                           "%s: longer than a socket's path may be, %zu bytes", path,
                           sizeof at.sun_path - 1);
-    if (!lstat(path, &there) && !S_ISSOCK(there.st_mode))
-        return attnd_fail(err, ATTND_UNREACHABLE, "%s: is there and is no socket; it is left alone",
-                          path);
-    unlink(path);
+    TRY(srv_stale_remove(path, err));
     strcpy(at.sun_path, path);
     strcpy(fds->path, path);
     fds->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

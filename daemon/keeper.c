@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/stale.h"
 #include "daemon/store.h"
 
 /* ---- The lock ---- */
@@ -318,10 +319,8 @@ static void sockets_unlink(const char *dir)
     static const char *const names[] = {"data", "control", "buf"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[PATH_MAX];
-        struct stat at;
-        if (snprintf(path, sizeof path, "%s/%s", dir, names[i]) < (int)sizeof path &&
-            lstat(path, &at) == 0 && S_ISSOCK(at.st_mode))
-            unlink(path);
+        if (snprintf(path, sizeof path, "%s/%s", dir, names[i]) < (int)sizeof path)
+            srv_stale_remove(path, NULL);
     }
 }
 

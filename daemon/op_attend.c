@@ -151,7 +151,6 @@ attnd_status srv_check_attend(srv_engine *engine, srv_request *request, attnd_er
     TRY(srv_model_get(request->session, msg->model, "model", &model, err));
     srv_model_use(model);
     request->model = model;
-    srv_model_use(model);
     if (msg->layer >= model->n_layers)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "layer = %u: model \"%s\" has layers 0..%u",
                           msg->layer, model->name, model->n_layers - 1);

@@ -7,13 +7,13 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <uthash.h>
 
 #include "daemon/log.h"
 #include "daemon/road.h"
 #include "daemon/session.h"
+#include "daemon/stale.h"
 
 /* A decoded request and its plan may take this many times the largest message. */
 enum { ARENA_TIMES = 32, PATH_BYTES = 256 };
@@ -245,25 +245,12 @@ attnd_status srv_receive_open(srv_receive **out, srv_engine *engine, attnd_err *
     return ATTND_OK;
 }
 
-/* A socket left by a crash is removed (the lock is ours); anything else at the path stays. */
-static attnd_status clear_path(const char *path, attnd_err *err)
-{
-    struct stat at;
-    if (lstat(path, &at))
-        return ATTND_OK;
-    if (!S_ISSOCK(at.st_mode))
-        return attnd_fail(err, ATTND_UNREACHABLE, "%s: is there and is no socket; it is left alone",
-                          path);
-    unlink(path);
-    return ATTND_OK;
-}
-
 attnd_status srv_receive_listen(srv_receive *receive, const char *path, attnd_err *err)
 {
     char url[PATH_BYTES + 8];
     snprintf(receive->path, sizeof receive->path, "%s", path);
     snprintf(url, sizeof url, "ipc://%s", path);
-    TRY(clear_path(path, err));
+    TRY(srv_stale_remove(path, err));
     int failed = nng_listener_create(&receive->listener, receive->socket, url);
     if (!failed)
         failed = nng_listener_set_int(receive->listener, NNG_OPT_IPC_PERMISSIONS, 0600);

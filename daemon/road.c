@@ -165,6 +165,7 @@ static void reply(srv_engine *engine, srv_request *request)
     uint64_t begin_ns = srv_now_ns();
     request->send(request); /* the transport's again: nothing of it is read below */
     stage_ns[SRV_STAGE_REPLY] = srv_now_ns() - begin_ns;
+    stage_ns[SRV_STAGE_TOTAL] += stage_ns[SRV_STAGE_REPLY];
     srv_stats_request(op, status, stage_ns);
     if (session)
         srv_session_leave(engine, session);
