@@ -153,6 +153,15 @@ static void nearest_section(const char *name, cfg_text out)
     }
 }
 
+/* Models of a file have pools whose blocks the server hands out; only clients open models so far. */
+static attnd_status refuse_models(const reading *r, size_t offset, attnd_err *err)
+{
+    attnd_err where;
+    cfg_source_fail(r->source, offset, &where,
+                    "models: this server opens no models from its file, a client opens its own");
+    return attnd_fail(err, ATTND_UNSUPPORTED, "%s", where.text);
+}
+
 static attnd_status read_root(const reading *r, const cJSON *root, attnd_err *err)
 {
     size_t open = cfg_source_begin(r->source), i = 0;
@@ -163,6 +172,8 @@ static attnd_status read_root(const reading *r, const cJSON *root, attnd_err *er
     for (const cJSON *section = root->child; section; section = section->next, i++) {
         cfg_member place = cfg_source_member(r->source, open, i);
         TRY(check_twin(r, root, open, section, place, err));
+        if (strcmp(section->string, "models") == 0)
+            return refuse_models(r, place.name, err);
         if (!has_section(section->string)) {
             cfg_text nearest;
             nearest_section(section->string, nearest);

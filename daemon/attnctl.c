@@ -400,13 +400,15 @@ static void open_connection(connection *c, const options *o)
 {
     const char *dirs[MAX_PLACES], *below[MAX_PLACES];
     size_t n = list_places(o, dirs, below);
+    int errors[MAX_PLACES];
     c->deadline_ms = now_ms() + (uint64_t)(o->timeout_ms < 0 ? CALL_TIMEOUT_MS : o->timeout_ms);
     for (size_t i = 0; i < n; i++) {
-        int error = set_path(c, dirs[i], below[i]) ? try_connect(c) : ENAMETOOLONG;
-        if (error == 0)
+        errors[i] = set_path(c, dirs[i], below[i]) ? try_connect(c) : ENAMETOOLONG;
+        if (errors[i] == 0)
             return;
-        fprintf(stderr, "attnctl: %s%s: %s\n", dirs[i], below[i], strerror(error));
     }
+    for (size_t i = 0; i < n; i++)
+        fprintf(stderr, "attnctl: %s%s: %s\n", dirs[i], below[i], strerror(errors[i]));
     fprintf(stderr, "attnctl: no daemon answers; is attnd running?\n");
     exit(EXIT_NO_DAEMON);
 }

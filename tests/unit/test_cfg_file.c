@@ -128,6 +128,22 @@ static void an_unknown_section_names_the_nearest(void **state)
     refuses("{\"data.contexts\": 3}", ":1:2: data.contexts: no such section, nearest is data");
 }
 
+static void models_of_the_file_are_refused_as_unserved(void **state)
+{
+    static const char text[] = "{\n  \"models\": [{\"name\": \"m\"}]\n}";
+    attnd_err err = {0};
+    cfg c;
+    char want[ATTND_ERR_TEXT];
+    write_bytes(text, strlen(text));
+    cfg_defaults(&c);
+    assert_int_equal(cfg_read_file(&c, path, &err), ATTND_UNIMPLEMENTED);
+    assert_int_equal(err.reason, ATTND_UNSUPPORTED);
+    snprintf(want, sizeof want,
+             "%s:2:3: models: this server opens no models from its file, a client opens its own",
+             path);
+    assert_string_equal(err.text, want);
+}
+
 static void an_unknown_key_names_the_nearest(void **state)
 {
     refuses("{\n  \"data\": {\n    // size\n    \"max_mesage\": 1\n  }\n}",
@@ -268,6 +284,7 @@ int main(void)
         cmocka_unit_test(a_byte_order_mark_is_no_matter),
         cmocka_unit_test(control_bytes_are_space_to_the_parser_and_to_us),
         cmocka_unit_test(an_unknown_section_names_the_nearest),
+        cmocka_unit_test(models_of_the_file_are_refused_as_unserved),
         cmocka_unit_test(an_unknown_key_names_the_nearest),
         cmocka_unit_test(a_name_given_twice_is_refused),
         cmocka_unit_test(a_wrong_type_says_which_is_right),
