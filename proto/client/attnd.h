@@ -195,8 +195,8 @@ typedef struct attnd_pool {
 } attnd_pool;
 
 /* Opens a model. Borrows spec for the call; fills *out and, unless it is NULL,
- * pools[spec->n_groups]. Refuses BAD_GEOMETRY, BAD_ROPE, BAD_COMBINATION, TOO_LARGE, UNSUPPORTED
- * with paths as "spec.layers[0].head_dim". */
+ * pools[spec->n_groups]. Refuses BAD_GEOMETRY, BAD_ROPE, BAD_MASK, BAD_MESSAGE, TOO_LARGE,
+ * UNSUPPORTED with paths as "spec.layers[0].head_dim". */
 ATTND_API attnd_status attnd_open_model(attnd_client *client, const attnd_model_spec *spec,
                                         uint32_t timeout_ms, attnd_model *out, attnd_pool *pools,
                                         attnd_err *err);
@@ -293,7 +293,8 @@ typedef struct attnd_attend_request {
     attnd_tensor lse;     /* [tokens][n_heads] F32; may be absent */
     attnd_tensor stats;   /* [tokens][n_heads][2] F32, (m, l); may be absent */
     bool batch_invariant; /* a row's bits do not depend on the other rows of the batch */
-    uint64_t after; /* attnd_pending_id of a request that must have been launched before; 0: none */
+    uint64_t after; /* attnd_pending_id of a request that must have been launched before; 0: none.
+                     * Refused UNSUPPORTED unless the features name "after" */
 } attnd_attend_request;
 
 typedef struct attnd_timing {
@@ -303,9 +304,10 @@ typedef struct attnd_timing {
 
 /* Attends and waits until the outputs lie in their buffers. Borrows request for the call. timing
  * may be NULL. Refuses what the daemon refuses, with paths as "batch.tables[1].block_ids[7]" or
- * "q.shape": BAD_TENSOR, BAD_LENGTH, BAD_BLOCK, BAD_PHASE, BAD_MASK, BAD_COMBINATION, TOO_LARGE,
- * KV_LEN_EXCEEDS_POOL, NO_SUCH_HANDLE, UNSUPPORTED, STALE, KERNEL_FAILED. After DEADLINE_EXCEEDED
- * or UNAVAILABLE the outputs may still be written for as long as the session lives. */
+ * "q.shape[0]": BAD_TENSOR, BAD_GEOMETRY, BAD_LENGTH, BAD_BLOCK, BAD_PHASE, BAD_MASK, BAD_ROPE,
+ * BAD_QUANT, BAD_COMBINATION, BAD_MESSAGE, TOO_LARGE, KV_LEN_EXCEEDS_POOL, NO_SUCH_HANDLE,
+ * UNSUPPORTED, KERNEL_FAILED. After DEADLINE_EXCEEDED or UNAVAILABLE the outputs may still be
+ * written for as long as the session lives. */
 ATTND_API attnd_status attnd_attend(attnd_client *client, const attnd_attend_request *request,
                                     uint32_t timeout_ms, attnd_timing *timing, attnd_err *err);
 

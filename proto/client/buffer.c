@@ -27,6 +27,42 @@ struct attnd_buffer {
 
 /* ---- The buffer socket ---- */
 
+void cli_lease_init(cli_lease *lease)
+{
+    *lease = (cli_lease){.fd = -1};
+    pthread_mutex_init(&lease->lock, NULL);
+    cli_cond_init(&lease->idle);
+}
+
+void cli_lease_fini(cli_lease *lease)
+{
+    if (lease->fd >= 0)
+        close(lease->fd);
+    pthread_mutex_destroy(&lease->lock);
+    pthread_cond_destroy(&lease->idle);
+}
+
+/* Waits until no exchange is on and begins one; false at the deadline. */
+static bool take_turn(cli_lease *lease, int64_t deadline_ms)
+{
+    pthread_mutex_lock(&lease->lock);
+    bool in_time = true;
+    while (lease->is_busy && in_time)
+        in_time = cli_cond_wait(&lease->idle, &lease->lock, deadline_ms);
+    bool taken = !lease->is_busy;
+    lease->is_busy = true;
+    pthread_mutex_unlock(&lease->lock);
+    return taken;
+}
+
+static void give_turn(cli_lease *lease)
+{
+    pthread_mutex_lock(&lease->lock);
+    lease->is_busy = false;
+    pthread_cond_signal(&lease->idle);
+    pthread_mutex_unlock(&lease->lock);
+}
+
 static attnd_status connect_until(int fd, const char *path, int64_t deadline_ms, attnd_err *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -85,9 +121,9 @@ static ssize_t receive_packet(int socket, uint8_t packet[PACKET], int *fd, int64
     return n < 0 ? 0 : n;
 }
 
-static attnd_status exchange_locked(cli_lease *lease, const Attnd__V1__FdRequest *request,
-                                    Attnd__V1__FdReply **out, int *fd, int64_t deadline_ms,
-                                    attnd_err *err)
+static attnd_status exchange_in_turn(cli_lease *lease, const Attnd__V1__FdRequest *request,
+                                     Attnd__V1__FdReply **out, int *fd, int64_t deadline_ms,
+                                     attnd_err *err)
 {
     uint8_t packet[PACKET];
     size_t n_request = attnd__v1__fd_request__pack(request, packet);
@@ -117,14 +153,13 @@ static attnd_status exchange(cli_lease *lease, uint64_t session, uint64_t buffer
     Attnd__V1__FdRequest request = ATTND__V1__FD_REQUEST__INIT;
     request.session = session;
     request.buffer = buffer;
-    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
     *out = NULL;
     *fd = -1;
-    if (pthread_mutex_clocklock(&lease->lock, CLOCK_MONOTONIC, &until) != 0)
+    if (!take_turn(lease, deadline_ms))
         return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: another buffer is still asked for",
                           lease->path);
-    attnd_status status = exchange_locked(lease, &request, out, fd, deadline_ms, err);
-    pthread_mutex_unlock(&lease->lock);
+    attnd_status status = exchange_in_turn(lease, &request, out, fd, deadline_ms, err);
+    give_turn(lease);
     if (status == ATTND_OK)
         status = cli_refusal((*out)->status, err);
     if (status == ATTND_OK)

@@ -38,6 +38,21 @@ int64_t cli_now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+void cli_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+bool cli_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ms)
+{
+    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
+    return pthread_cond_timedwait(cond, lock, &until) == 0;
+}
+
 static nng_duration left_ms(int64_t deadline_ms)
 {
     int64_t left = deadline_ms - cli_now_ms();
@@ -48,31 +63,48 @@ static nng_duration left_ms(int64_t deadline_ms)
 
 typedef struct dialing {
     nng_dialer dialer;
-    int error; /* of nng, when the thread has ended */
+    pthread_mutex_t lock; /* guards the rest */
+    pthread_cond_t over;
+    bool is_over;
+    int error; /* of nng */
 } dialing;
 
 static void *dial(void *arg)
 {
     dialing *d = arg;
-    d->error = nng_dialer_start(d->dialer, 0);
+    int error = nng_dialer_start(d->dialer, 0);
+    pthread_mutex_lock(&d->lock);
+    d->error = error;
+    d->is_over = true;
+    pthread_cond_signal(&d->over);
+    pthread_mutex_unlock(&d->lock);
     return NULL;
 }
 
-/* nng's own wait for a peer's greeting has no limit that could be set, so it is waited for by a
- * thread of its own, and closing the socket ends the wait. */
+/* nng's own wait for a peer's greeting has no limit that could be set, so a thread of its own
+ * waits, and closing the socket ends that. */
 static attnd_status dial_until(cli_wire *wire, nng_dialer dialer, int64_t deadline_ms,
                                attnd_err *err)
 {
-    dialing d = {.dialer = dialer};
+    dialing d = {.dialer = dialer, .lock = PTHREAD_MUTEX_INITIALIZER};
     pthread_t thread;
-    if (pthread_create(&thread, NULL, dial, &d) != 0)
+    cli_cond_init(&d.over);
+    if (pthread_create(&thread, NULL, dial, &d) != 0) {
+        pthread_cond_destroy(&d.over);
         return attnd_fail(err, ATTND_NO_ROOM, "data = %s: no thread to connect with", wire->path);
-    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
-    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until) == ETIMEDOUT) {
-        nng_close(wire->socket);
-        pthread_join(thread, NULL);
-        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: nobody greets there", wire->path);
     }
+    pthread_mutex_lock(&d.lock);
+    bool in_time = true;
+    while (!d.is_over && in_time)
+        in_time = cli_cond_wait(&d.over, &d.lock, deadline_ms);
+    bool is_late = !d.is_over;
+    pthread_mutex_unlock(&d.lock);
+    if (is_late)
+        nng_close(wire->socket);
+    pthread_join(thread, NULL);
+    pthread_cond_destroy(&d.over);
+    if (is_late)
+        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: nobody greets there", wire->path);
     if (d.error)
         return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s; is attnd running?", wire->path,
                           nng_strerror(d.error));

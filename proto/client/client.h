@@ -18,6 +18,10 @@
 /* Milliseconds of CLOCK_MONOTONIC. Deadlines are such. */
 int64_t cli_now_ms(void);
 
+/* A condition that is waited for until a deadline; cli_cond_wait is false when that is reached. */
+void cli_cond_init(pthread_cond_t *cond);
+bool cli_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ms);
+
 /* ---- client.c: requests and replies ---- */
 
 typedef struct cli_wire cli_wire;
@@ -43,13 +47,20 @@ uint32_t cli_pending_op(const attnd_pending *pending); /* its number in the oneo
 
 /* ---- buffer.c: the lease ---- */
 
-/* Owner: any thread; lock guards one exchange at a time, and no other lock is taken under it. fd
- * stays open as long as the client: a lease that must not go on is shut down instead. */
+/* Owner: any thread. fd stays open as long as the client: a lease that must not go on is shut down
+ * instead. */
 typedef struct cli_lease {
     int fd; /* -1: none yet */
     const char *path;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* guards is_busy; no other lock is taken under it */
+    pthread_cond_t idle;
+    bool is_busy; /* an exchange is on: there is one at a time */
 } cli_lease;
+
+void cli_lease_init(cli_lease *lease);
+
+/* Closes the connection. */
+void cli_lease_fini(cli_lease *lease);
 
 /* Connects to the buffer socket at path (borrowed until closed) and names the session. Refuses
  * UNREACHABLE, TIMED_OUT and what the daemon refuses. */

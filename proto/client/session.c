@@ -214,8 +214,7 @@ attnd_status attnd_connect(attnd_client **out, const char *dir, const char *name
     if (!client)
         return attnd_fail(err, ATTND_NO_ROOM, "client: no memory for it");
     client->timeout_ms = timeout_ms ? timeout_ms : TIMEOUT_MS;
-    client->lease.fd = -1;
-    pthread_mutex_init(&client->lease.lock, NULL);
+    cli_lease_init(&client->lease);
     pthread_mutex_init(&client->buffers_lock, NULL);
     attnd_status status = open_session(client, dir, name, err);
     if (status == ATTND_OK)
@@ -243,11 +242,9 @@ void attnd_close(attnd_client *client)
         return;
     if (client->session)
         say_goodbye(client);
-    if (client->lease.fd >= 0)
-        close(client->lease.fd);
+    cli_lease_fini(&client->lease);
     cli_wire_close(client->wire);
     cli_buffers_close(client);
-    pthread_mutex_destroy(&client->lease.lock);
     pthread_mutex_destroy(&client->buffers_lock);
     attnd__v1__reply__free_unpacked(client->hello, NULL);
     free(client->models);

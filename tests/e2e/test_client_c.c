@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -46,6 +47,7 @@ static void start(daemon_process *d)
     d->pid = fork();
     assert_true(d->pid >= 0);
     if (d->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when an assertion leaves it behind */
         execl(program, program, "--no-keeper", flag, "--log.level=error", (char *)NULL);
         _exit(127);
     }
@@ -355,7 +357,10 @@ static void a_stopped_daemon_holds_nobody_up(void **state)
     attnd_client *client = connected(&d);
     attnd_client *other;
     attnd_err err = {0};
+    int status;
     kill(d.pid, SIGSTOP);
+    assert_int_equal(waitpid(d.pid, &status, WUNTRACED), d.pid);
+    assert_true(WIFSTOPPED(status));
     int64_t begin = now_ms();
     assert_int_equal(attnd_ping(client, 300, &err), ATTND_DEADLINE_EXCEEDED);
     assert_int_equal(err.reason, ATTND_TIMED_OUT);

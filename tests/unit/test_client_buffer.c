@@ -353,6 +353,35 @@ static void threads_share_the_buffer_socket(void **state)
     fake_close(&server);
 }
 
+static void *create_slowly(void *client)
+{
+    attnd_buffer *buffer;
+    return (void *)(uintptr_t)attnd_create_buffer(client, 100, 800, &buffer, NULL);
+}
+
+static void waiting_for_anothers_descriptor_ends_in_time(void **state)
+{
+    on_fetch = never;
+    fake_server server = {.fd_answer = fetch_by_script};
+    attnd_client *client = connected(&server);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, create_slowly, client), 0);
+    usleep(300000); /* the other's descriptor is being waited for */
+    attnd_buffer *buffer;
+    attnd_err err;
+    char text[128];
+    snprintf(text, sizeof text, "buf = %s/buf: another buffer is still asked for", server.dir);
+    assert_int_equal(attnd_create_buffer(client, 100, 100, &buffer, &err), ATTND_DEADLINE_EXCEEDED);
+    assert_null(buffer);
+    assert_refusal(&err, ATTND_TIMED_OUT, text);
+    assert_int_equal(server.n_fd_requests, 2); /* the lease's, the other's */
+    void *other;
+    pthread_join(thread, &other);
+    assert_int_equal((uintptr_t)other, ATTND_DEADLINE_EXCEEDED);
+    attnd_close(client);
+    fake_close(&server);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -367,6 +396,7 @@ int main(void)
         cmocka_unit_test(a_descriptor_that_does_not_come_ends_the_session),
         cmocka_unit_test(a_buffer_socket_that_closes_is_said),
         cmocka_unit_test(threads_share_the_buffer_socket),
+        cmocka_unit_test(waiting_for_anothers_descriptor_ends_in_time),
     };
     return cmocka_run_group_tests_name("client_buffer", tests, NULL, NULL);
 }
