@@ -153,7 +153,8 @@ static void nearest_section(const char *name, cfg_text out)
     }
 }
 
-/* Models of a file have pools whose blocks the server hands out; only clients open models so far. */
+/* Models of a file have pools whose blocks the server hands out; only clients open models so far.
+ */
 static attnd_status refuse_models(const reading *r, size_t offset, attnd_err *err)
 {
     attnd_err where;

@@ -413,11 +413,14 @@ static void open_connection(connection *c, const options *o)
     exit(EXIT_NO_DAEMON);
 }
 
+/* A daemon that hangs up first may have said why: then there is an answer all the same. */
 static void send_text(connection *c, const char *text)
 {
     for (size_t n = strlen(text), done = 0; done < n;) {
         wait_for(c, POLLOUT);
         ssize_t sent = send(c->fd, text + done, n - done, MSG_NOSIGNAL);
+        if (sent < 0 && (errno == EPIPE || errno == ECONNRESET))
+            return;
         if (sent < 0 && errno != EAGAIN && errno != EINTR)
             leave(c, EXIT_NO_DAEMON, strerror(errno));
         if (sent > 0)
@@ -431,7 +434,7 @@ static bool receive_more(connection *c)
     char chunk[16384];
     wait_for(c, POLLIN);
     ssize_t n = recv(c->fd, chunk, sizeof chunk, 0);
-    if (n == 0)
+    if (n == 0 || (n < 0 && errno == ECONNRESET))
         return false;
     if (n < 0) {
         if (errno == EAGAIN || errno == EINTR)
@@ -456,10 +459,12 @@ static cJSON *call(connection *c, const char *method, cJSON *call_params)
     cJSON_AddNumberToObject(request, "id", 1);
     cJSON_AddStringToObject(request, "method", method);
     cJSON_AddItemToObject(request, "params", call_params);
-    char *text = cJSON_PrintUnformatted(request);
+    char *text = cJSON_PrintUnformatted(request), *line;
     cJSON_Delete(request);
-    send_text(c, text);
-    send_text(c, "\n");
+    if (!text || asprintf(&line, "%s\n", text) < 0)
+        leave(c, EXIT_REFUSED, "no memory");
+    send_text(c, line);
+    free(line);
     cJSON_free(text);
     while (!c->text || !strchr(c->text, '\n'))
         if (!receive_more(c))

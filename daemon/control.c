@@ -93,6 +93,9 @@ struct srv_control {
     char path[sizeof((struct sockaddr_un *)0)->sun_path];
     srv_control_deps deps;
     uint64_t opened_ms;
+    client seats[MAX_CLIENTS + 1]; /* the last one is for telling who comes too many */
+    client *free_seats;            /* by next */
+    bool is_full;                  /* a connection waits for a seat */
     client *clients;
     unsigned n_clients;
     look *looks;
@@ -678,16 +681,27 @@ static void client_resume(client *c)
 /* ---- Clients ----------------------------------------------------------------------------------
  */
 
+static void on_connection(uv_stream_t *listener, int status);
+
+static void seat_give(srv_control *control, client *c)
+{
+    free(c->in);
+    free(c->out);
+    *c = (client){.next = control->free_seats};
+    control->free_seats = c;
+    if (!control->is_full || control->is_closing)
+        return;
+    control->is_full = false;
+    on_connection((uv_stream_t *)&control->listener, 0);
+}
+
 static void on_client_handle_closed(uv_handle_t *handle)
 {
     client *c = handle->data;
     srv_control *control = c->control;
     control->n_handles--;
-    if (--c->n_handles == 0) {
-        free(c->in);
-        free(c->out);
-        free(c);
-    }
+    if (--c->n_handles == 0)
+        seat_give(control, c);
     control_free_if_closed(control);
 }
 
@@ -756,12 +770,13 @@ static void on_connection(uv_stream_t *listener, int status)
         srv_log(SRV_ERROR, "control accept failed  error=\"%s\"", uv_strerror(status));
         return;
     }
-    client *c = calloc(1, sizeof *c);
+    client *c = control->free_seats;
     if (!c) {
-        /* Not accepted: it stays in the backlog until the next one comes. */
-        srv_log(SRV_ERROR, "control accept failed  error=\"no memory\"");
+        /* libuv accepts no further connection before this one is taken over: by seat_give. */
+        control->is_full = true;
         return;
     }
+    control->free_seats = c->next;
     c->control = control;
     c->pipe.data = c->timer.data = c;
     uv_pipe_init(control->loop, &c->pipe, 0);
@@ -844,6 +859,8 @@ attnd_status srv_control_open(srv_control **out, uv_loop_t *loop, const char *pa
     control->loop = loop;
     control->deps = *deps;
     control->opened_ms = uv_hrtime() / 1000000;
+    for (size_t i = 0; i <= MAX_CLIENTS; i++)
+        seat_give(control, &control->seats[i]);
     memcpy(control->path, path, strlen(path) + 1);
     pthread_mutex_init(&control->lock, NULL);
     control->listener.data = control->returned.data = control;

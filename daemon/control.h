@@ -1,5 +1,10 @@
 /* control.h: JSON-RPC 2.0, one message a line, on an AF_UNIX stream socket (0600). On the loop
  * thread.
+ *
+ * Methods and their parameters are the rows of methods.def. Handles, the instance, bytes and FLOPs
+ * are strings of digits (they may pass 2^53), every other number is a number. At most 64 clients, a
+ * line of 1 MiB, 64 calls in a batch; a client's line is answered before its next one is read. The
+ * process ignores SIGPIPE.
  */
 #ifndef ATTND_DAEMON_CONTROL_H
 #define ATTND_DAEMON_CONTROL_H
@@ -34,7 +39,7 @@ attnd_status srv_control_open(srv_control **out, uv_loop_t *loop, const char *pa
                               const srv_control_deps *deps, attnd_err *err);
 
 /* Closes the handles and frees itself once the loop has run their close callbacks and no snapshot
- * is outstanding. Accepts NULL. */
+ * is outstanding, so the engine must still take events. Accepts NULL. */
 void srv_control_close(srv_control *control);
 
 #endif

@@ -17,10 +17,14 @@ enum {
  * another user's or cannot be made. */
 attnd_status srv_lock_take(const char *dir, int *fd, attnd_err *err);
 
-/* Runs the engine (this executable with argv and --engine-socket N added) until it leaves by itself
- * or crashed too often; forwards TERM, INT, HUP, USR1, USR2. Returns the exit code. An engine that
- * leaves with 0 or a sysexits code before it was ready ends the keeper with the same code; one that
- * dies by a signal, with SRV_EXIT_DEVICE or with any other code is started again at once. */
+/* Runs the engine (/proc/self/exe with argv and --engine-socket N added) until it leaves by itself
+ * or crashed too often. Returns the exit code. An engine that leaves with 0, or with a sysexits
+ * code before it was ready, ends the keeper with the same code; one that dies by a signal, with
+ * SRV_EXIT_DEVICE or with any other code is started again at once, with an empty store.
+ *
+ * Forwards TERM, INT, and once the engine is ready HUP, USR1, USR2. After TERM or INT nothing is
+ * started again; a second one kills the engine and returns 128 + its number. Sockets that a killed
+ * engine left are removed. */
 int srv_keeper_run(const cfg *c, const char *runtime_dir, char *const argv[]);
 
 #endif

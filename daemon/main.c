@@ -2,7 +2,6 @@
  */
 #include <errno.h>
 #include <getopt.h>
-#include <nng/nng.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -250,7 +249,6 @@ static void close_parts(parts *p)
         srv_engine_stop(&p->engine);
     ker_device_close(p->engine.device);
     srv_store_close(p->store);
-    nng_fini();
 }
 
 /* Signals go to the loop alone: threads that nng and the device start inherit the block, and this

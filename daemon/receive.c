@@ -301,6 +301,7 @@ void srv_receive_close(srv_receive *receive, int timeout_ms)
         HASH_DEL(receive->connections, c);
         free(c);
     }
+    nng_fini();
     pthread_mutex_destroy(&receive->lock);
     free(receive->slots);
     free(receive);

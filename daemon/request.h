@@ -1,7 +1,8 @@
 /* request.h: one request on its way down the road (road.c).
  *
- * A request lives in a slot of the transport. Each stage reads what earlier stages wrote and fills its
- * own part. Owner: the transport thread until it is posted, then the engine thread until it is sent.
+ * A request lives in a slot of the transport. Each stage reads what earlier stages wrote and fills
+ * its own part. Owner: the transport thread until it is posted, then the engine thread until it is
+ * sent.
  */
 #ifndef ATTND_DAEMON_REQUEST_H
 #define ATTND_DAEMON_REQUEST_H
@@ -28,7 +29,7 @@ struct srv_request {
     /* receive */
     const void *bytes; /* borrowed from the transport until sent */
     size_t n_bytes;
-    uint32_t connection;              /* the transport's number for it */
+    uint32_t connection;                /* the transport's number for it */
     void (*send)(srv_request *request); /* hands reply to the transport; from the engine thread */
     uint64_t received_ns;
 

@@ -29,7 +29,7 @@ includes='
 # library: names that speak it, and the files that may.
 speakers='
 libuv       \buv_[a-z]                                          ^daemon/
-nng         \bnng_[a-z]                                         ^(daemon/(receive|watchdog|main)\.c|proto/client/)
+nng         \bnng_[a-z]                                         ^(daemon/receive\.c|proto/client/client\.c)
 microhttpd  \bMHD_                                              ^daemon/http\.c
 protobuf-c  \b([Aa]ttnd__[Vv]1__|protobuf_c_|ProtobufC)         ^(proto/(decode|encode)\.c|daemon/fds\.c|proto/client/)
 cJSON       \bcJSON                                             ^(config/|daemon/(control[a-z_]*\.[ch]|attnctl\.c)|tests/)

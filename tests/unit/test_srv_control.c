@@ -545,22 +545,39 @@ static void a_line_of_a_mebibyte_is_read_and_a_longer_one_is_refused_once(void *
 static void one_client_too_many_is_told_so_and_the_others_are_served(void **state)
 {
     fixture *f = *state;
-    int fds[65];
+    enum { N_MANY = 80 };
+    int fds[N_MANY];
     for (int i = 0; i < 64; i++) {
         fds[i] = dial(f);
         say(fds[i], PING("1") "\n");
         assert_string_equal(hear(fds[i]), PONG("1"));
     }
-    fds[64] = dial(f);
-    assert_string_equal(hear(fds[64]),
-                        "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32600,\"message\":"
-                        "\"clients = 64: the most at once\",\"data\":{\"code\":"
-                        "\"RESOURCE_EXHAUSTED\",\"reason\":\"NO_ROOM\",\"field\":\"clients\","
-                        "\"hint\":\"the most at once\"}}}");
-    assert_string_equal(hear(fds[64]), "");
+    for (int i = 64; i < N_MANY; i++)
+        fds[i] = dial(f);
+    for (int i = 64; i < N_MANY; i++) {
+        assert_string_equal(hear(fds[i]),
+                            "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32600,"
+                            "\"message\":\"clients = 64: the most at once\",\"data\":{\"code\":"
+                            "\"RESOURCE_EXHAUSTED\",\"reason\":\"NO_ROOM\",\"field\":\"clients\","
+                            "\"hint\":\"the most at once\"}}}");
+        assert_string_equal(hear(fds[i]), "");
+        close(fds[i]);
+    }
     say(fds[63], PING("2") "\n");
     assert_string_equal(hear(fds[63]), PONG("2"));
-    for (int i = 0; i < 65; i++)
+    close(fds[0]);
+    for (int i = 0; i < 200 && fds[0] >= 0; i++) {
+        /* Who is still turned away may find the connection closed when he speaks. */
+        char answer[512] = "";
+        int fd = dial(f);
+        ssize_t n = send(fd, PING("3") "\n", strlen(PING("3") "\n"), MSG_NOSIGNAL);
+        if (n > 0 && recv(fd, answer, sizeof answer - 1, 0) > 0 && strstr(answer, "\"result\""))
+            fds[0] = -1; /* its seat was taken over */
+        close(fd);
+        usleep(1000);
+    }
+    assert_int_equal(fds[0], -1);
+    for (int i = 1; i < 64; i++)
         close(fds[i]);
 }
 
@@ -1000,7 +1017,10 @@ static void the_socket_is_the_users_own_and_replaces_a_stale_one(void **state)
     fixture *f = open_fixture();
     attnd_err err;
     struct stat st;
-    int fd = open(f->path, O_CREAT | O_WRONLY, 0666);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    strcpy(address.sun_path, f->path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
     close(fd);
     assert_int_equal(srv_control_open(&f->control, &f->loop, f->path, &f->deps, &err), ATTND_OK);
     assert_int_equal(stat(f->path, &st), 0);
@@ -1024,6 +1044,14 @@ static void a_path_that_cannot_be_bound_is_refused(void **state)
     assert_null(f->control);
     assert_int_equal(err.reason, ATTND_UNREACHABLE);
     assert_string_equal(err.text, wanted);
+    snprintf(wanted, sizeof wanted, "%s: is there and is no socket; it is left alone", f->path);
+    int fd = open(f->path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    close(fd);
+    assert_int_equal(srv_control_open(&f->control, &f->loop, f->path, &f->deps, &err),
+                     ATTND_UNAVAILABLE);
+    assert_null(f->control);
+    assert_string_equal(err.text, wanted);
+    assert_int_equal(unlink(f->path), 0);
     snprintf(path, sizeof path, "%s/none/control", f->dir);
     snprintf(wanted, sizeof wanted, "control = %s: No such file or directory", path);
     assert_int_equal(srv_control_open(&f->control, &f->loop, path, &f->deps, &err),

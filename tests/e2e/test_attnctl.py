@@ -1,0 +1,370 @@
+"""test_attnctl.py: every command against a real daemon: what it prints, and the exit codes."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+
+from support import BUILD, Daemon, attnd
+
+import tap
+
+OK, REFUSED, USAGE, NO_DAEMON, TIMED_OUT = range(5)
+
+
+def attnctl(*words, env=None):
+    """(exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [os.path.join(BUILD, "bin", "attnctl"), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        env=env if env is not None else dict(os.environ),
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def ok(daemon, *words):
+    """stdout of a command that must succeed and complain of nothing."""
+    code, out, err = attnctl("--dir", daemon.dir, *words)
+    tap.equal((code, err), (OK, ""))
+    for line in out.splitlines():
+        tap.equal(line, line.rstrip())
+    return out
+
+
+def table(text):
+    """Heads and rows of a printed table without blanks in its cells."""
+    lines = [line.split() for line in text.splitlines()]
+    return lines[0], lines[1:]
+
+
+def commands():
+    """Commands that --help lists."""
+    code, out, err = attnctl("--help")
+    tap.equal((code, err), (OK, ""))
+    part = out.split("Commands:\n")[1].split("\n\n")[0]
+    return [line.split()[0] for line in part.splitlines()]
+
+
+@tap.test
+def help_lists_every_command_and_each_has_help_of_its_own():
+    listed = commands()
+    for name in (
+        "methods ping ready info drain shutdown stats models pools sessions buffers kernels "
+        "explain config log-level call version"
+    ).split():
+        assert name in listed, name
+    for name in listed:
+        code, out, err = attnctl(name, "--help")
+        tap.equal((code, err), (OK, ""))
+        assert out.startswith(f"Usage: attnctl {name} "), out
+
+
+@tap.test
+def every_command_answers_in_both_forms():
+    with Daemon() as daemon:
+        extra = {
+            "explain": ["--n_heads", "8", "--head_dim", "64", "--kv_len", "100"],
+            "call": ["server.ping"],
+        }
+        for name in commands():
+            if name in ("drain", "shutdown"):
+                continue
+            assert ok(daemon, name, *extra.get(name, []))
+            for line in ok(daemon, "--json", name, *extra.get(name, [])).splitlines():
+                assert isinstance(json.loads(line), dict), line
+
+
+@tap.test
+def lists_show_what_a_client_holds():
+    with Daemon() as daemon, attnd.Client(daemon.dir, name="lister") as client:
+        buffer = client.create_buffer(4096)
+        out = ok(daemon, "sessions")
+        heads, body = table(out)
+        tap.equal(heads[:2], ["session", "client"])
+        tap.equal(body[0][1], "lister")
+        tap.equal(len(body), 1)
+        (listed,) = [json.loads(line) for line in ok(daemon, "buffers", "--json").splitlines()]
+        tap.equal(listed["bytes"], "4096")
+        tap.equal(listed["freed"], False)
+        tap.equal(ok(daemon, "models"), "no models\n")
+        tap.equal(ok(daemon, "models", "--json"), "")
+        del buffer
+
+
+@tap.test
+def stats_are_tables_and_reset_sets_them_to_zero():
+    with Daemon() as daemon:
+        with attnd.Client(daemon.dir) as client:
+            client.ping()
+        out = ok(daemon, "stats")
+        assert re.search(r"^  requests +[1-9]\d*$", out, re.M), out
+        assert re.search(r"^  op +count +codes$", out, re.M), out
+        assert re.search(r"^  hello +1 +OK=1$", out, re.M), out
+        assert re.search(
+            r"^  hello +total_us +1 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+$", out, re.M
+        ), out
+        stats = json.loads(ok(daemon, "--json", "stats"))
+        tap.equal(stats["counters"]["sessions_opened"], 1)
+        assert isinstance(stats["counters"]["received_bytes"], str)
+        tap.equal(json.loads(ok(daemon, "--json", "stats", "--reset")), {"reset": True})
+        tap.equal(json.loads(ok(daemon, "--json", "stats"))["counters"]["sessions_opened"], 0)
+
+
+@tap.test
+def explain_takes_flags_and_lists():
+    with Daemon("--device.isa=portable") as daemon:
+        problem = [
+            "explain",
+            "--n_heads",
+            "8",
+            "--n_kv_heads=2",
+            "--head_dim",
+            "64",
+            "--q_lens",
+            "32,1",
+            "--kv_lens",
+            "32,1000",
+            "--dtype",
+            "f32",
+        ]
+        told = json.loads(ok(daemon, "--json", *problem))
+        tap.equal([p["phase"] for p in told["phases"]], ["context", "generation"])
+        tap.equal(told["problem"]["n_tokens"], 33)
+        # K and V of 1032 keys in 2 heads of 64 channels, q and out of 33 tokens in 8 heads, fp32.
+        assert int(told["floor"]["bytes"]) >= 4 * (1032 * 2 * 64 * 2 + 33 * 8 * 64 * 2)
+        out = ok(daemon, *problem)
+        assert re.search(r"^ +kernel +serves +cost_us +reason$", out, re.M), out
+        code, out, err = attnctl(
+            "--dir",
+            daemon.dir,
+            "explain",
+            "--n_heads",
+            "3",
+            "--n_kv_heads",
+            "2",
+            "--head_dim",
+            "8",
+            "--kv_len",
+            "1",
+        )
+        tap.equal((code, out), (REFUSED, ""))
+        tap.equal(
+            err,
+            f"attnctl: {daemon.dir}/control: params.n_heads = 3: a multiple of n_kv_heads = 2\n",
+        )
+
+
+@tap.test
+def explain_takes_a_layer_of_an_open_model():
+    with Daemon() as daemon, attnd.Client(daemon.dir) as client:
+        spec = attnd.ModelSpec(
+            layers=[attnd.Layer(8, 64, n_kv_heads=2, count=3)],
+            groups=[attnd.Group("f32", 16, n_blocks=64)],
+        )
+        client.open_model(spec)
+        (model,) = [json.loads(line) for line in ok(daemon, "--json", "models").splitlines()]
+        told = json.loads(
+            ok(daemon, "--json", "explain", model["model"], "2", "--n_seqs", "4", "--kv_len", "500")
+        )
+        tap.equal((told["problem"]["n_heads"], told["problem"]["kv_dtype"]), (8, "f32"))
+        code, _, err = attnctl("--dir", daemon.dir, "explain", model["model"], "3", "--kv_len", "1")
+        tap.equal(code, REFUSED)
+        assert "no open model has this handle and a layer 3" in err, err
+
+
+@tap.test
+def config_and_log_level_take_a_word():
+    with Daemon("--log.level=error") as daemon:
+        tap.equal(ok(daemon, "config", "log.level"), "log.level  error\n")
+        tap.equal(
+            json.loads(ok(daemon, "--json", "log-level", "debug")),
+            {"level": "debug", "was": "error"},
+        )
+        tap.equal(
+            json.loads(ok(daemon, "--json", "config", "log.level")),
+            {"config": {"log.level": "debug"}},
+        )
+        code, out, err = attnctl("--dir", daemon.dir, "--json", "log-level", "loud")
+        tap.equal((code, out), (REFUSED, ""))
+        tap.equal(json.loads(err)["data"]["reason"], "BAD_MESSAGE")
+
+
+@tap.test
+def call_reaches_any_method():
+    with Daemon() as daemon:
+        tap.equal(
+            ok(daemon, "call", "config.get", '{"key": "device.slots"}'),
+            '{"config":{"device.slots":"8"}}\n',
+        )
+        code, _, err = attnctl("--dir", daemon.dir, "call", "server.pong")
+        tap.equal(code, REFUSED)
+        assert "the nearest is server.ping" in err, err
+
+
+@tap.test
+def usage_errors_end_with_2_and_reach_no_daemon():
+    for words in (
+        [],
+        ["nope"],
+        ["--nope"],
+        ["ping", "--nope"],
+        ["ping", "word"],
+        ["config", "a", "b"],
+        ["explain", "--n_heads", "x"],
+        ["explain", "--q_lens", "1,,2"],
+        ["call"],
+        ["call", "server.ping", "[1]"],
+        ["--timeout", "0", "ping"],
+        ["--timeout", "x", "ping"],
+        ["log-level", "info", "--level", "warn"],
+        ["--socket"],
+    ):
+        code, out, err = attnctl("--dir", "/nowhere", *words)
+        tap.equal((words, code, out), (words, USAGE, ""))
+        assert err.startswith("attnctl: ") and err.endswith("; see attnctl --help\n"), err
+
+
+@tap.test
+def without_a_daemon_every_socket_tried_is_named():
+    code, out, err = attnctl("--socket", "/nowhere/control", "ping")
+    tap.equal((code, out), (NO_DAEMON, ""))
+    assert err.startswith("attnctl: /nowhere/control: No such file or directory\n"), err
+    code, _, err = attnctl(
+        "ping", env={"RUNTIME_DIRECTORY": "/nowhere/a", "XDG_RUNTIME_DIR": "/nowhere/b"}
+    )
+    # A daemon of this machine's own may answer at the two places behind these.
+    assert code in (OK, NO_DAEMON), err
+    if code == NO_DAEMON:
+        for path in (
+            "/nowhere/a/control",
+            "/nowhere/b/attnd/control",
+            "/run/attnd/control",
+            f"/tmp/attnd-{os.getuid()}/control",
+        ):
+            assert f"attnctl: {path}: " in err, err
+    code, _, err = attnctl("--dir", "/" + "x" * 200, "ping")
+    tap.equal(code, NO_DAEMON)
+    assert "File name too long" in err, err
+
+
+@tap.test
+def the_runtime_directory_of_the_environment_is_found():
+    with Daemon() as daemon:
+        home = tempfile.mkdtemp()
+        os.symlink(daemon.dir, os.path.join(home, "attnd"))
+        for env in (
+            {"RUNTIME_DIRECTORY": daemon.dir},
+            {"RUNTIME_DIRECTORY": "/nowhere", "XDG_RUNTIME_DIR": home},
+        ):
+            code, out, err = attnctl("--json", "info", env=env)
+            tap.equal((code, err), (OK, ""))
+            tap.equal(json.loads(out)["runtime_dir"], daemon.dir)
+        os.unlink(os.path.join(home, "attnd"))
+        os.rmdir(home)
+
+
+class Listener:
+    """A socket that accepts and then does what a test says to each connection."""
+
+    def __init__(self, act):
+        self._home = tempfile.mkdtemp()
+        self.path = os.path.join(self._home, "control")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self.path)
+        self._socket.listen()
+        self._thread = threading.Thread(target=self._serve, args=(act,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, act):
+        connection, _ = self._socket.accept()
+        with connection:
+            connection.recv(65536)
+            act(connection)
+
+    def close(self):
+        self._thread.join(10)
+        self._socket.close()
+        os.unlink(self.path)
+        os.rmdir(self._home)
+
+
+@tap.test
+def a_daemon_that_is_silent_hangs_up_or_babbles_is_told_apart():
+    hold = threading.Event()
+    cases = (
+        (lambda c: hold.wait(10), TIMED_OUT, "no answer in time"),
+        (lambda c: None, NO_DAEMON, "hung up"),
+        (lambda c: c.sendall(b"hel"), NO_DAEMON, "hung up"),
+        (lambda c: c.sendall(b"hello\n"), REFUSED, "no JSON object"),
+        (lambda c: c.sendall(b'{"jsonrpc":"2.0","id":1}\n'), REFUSED, "refused without a word"),
+    )
+    for act, wanted, text in cases:
+        listener = Listener(act)
+        code, out, err = attnctl("--socket", listener.path, "--timeout", "0.3", "ping")
+        tap.equal((code, out), (wanted, ""))
+        assert text in err and listener.path in err, err
+        hold.set()
+        listener.close()
+
+
+@tap.test
+def a_daemon_with_too_many_clients_says_so():
+    with Daemon() as daemon:
+        held = []
+        for _ in range(64):
+            held.append(socket.socket(socket.AF_UNIX))
+            held[-1].connect(os.path.join(daemon.dir, "control"))
+        code, out, err = attnctl("--dir", daemon.dir, "ping")
+        tap.equal((code, out), (REFUSED, ""))
+        tap.equal(err, f"attnctl: {daemon.dir}/control: clients = 64: the most at once\n")
+        for one in held:
+            one.close()
+        tap.until(lambda: attnctl("--dir", daemon.dir, "ping")[0] == OK, "there is room again")
+
+
+@tap.test
+def what_a_client_calls_itself_does_not_reach_the_terminal():
+    row = {"sessions": [{"session": 1, "client": "a\u001b[2Jb"}]}
+    answer = json.dumps({"jsonrpc": "2.0", "id": 1, "result": row}).encode() + b"\n"
+    listener = Listener(lambda c: c.sendall(answer))
+    code, out, _ = attnctl("--socket", listener.path, "sessions")
+    listener.close()
+    tap.equal((code, out), (OK, "session  client\n      1  a?[2Jb\n"))
+
+
+@tap.test
+def drain_waits_until_the_daemon_has_left():
+    with Daemon(keeper=True) as daemon:
+        tap.equal(ok(daemon, "--json", "drain", "--wait"), '{"draining":true}\n')
+        tap.equal(daemon.process.wait(5), 0)
+        tap.equal(sorted(os.listdir(daemon.dir)), ["lock"])
+
+
+@tap.test
+def shutdown_answers_and_leaves():
+    with Daemon(keeper=True) as daemon:
+        tap.equal(ok(daemon, "shutdown"), "leaving  true\n")
+        tap.equal(daemon.process.wait(5), 0)
+        tap.equal(sorted(os.listdir(daemon.dir)), ["lock"])
+
+
+@tap.test
+def a_daemon_that_is_not_ready_ends_with_1():
+    with Daemon() as daemon:
+        tap.equal(ok(daemon, "ready").split(), ["ready", "true", "why"])
+    result = {"ready": False, "why": "draining"}
+    answer = json.dumps({"jsonrpc": "2.0", "id": 1, "result": result}).encode() + b"\n"
+    listener = Listener(lambda c: c.sendall(answer))
+    code, out, err = attnctl("--socket", listener.path, "ready")
+    listener.close()
+    tap.equal((code, out, err), (REFUSED, "ready  false\nwhy    draining\n", ""))
+
+
+if __name__ == "__main__":
+    tap.main()
