@@ -55,7 +55,7 @@ typedef struct ker_batch {
     const int32_t *q_len; /* [n_seqs] */
     const int32_t
         *kv_len; /* [n_seqs], keys visible at most, those appended by this call included */
-    const int64_t *q_first;     /* [n_seqs], first packed token row of the sequence */
+    const int64_t *q_first;     /* [n_seqs], first packed token row of the sequence; ascending */
     const int64_t *kv_first;    /* [n_seqs], first row of given keys; NULL when block_ids is not */
     const int32_t *block_ids;   /* all tables, one behind the other; NULL: keys are given */
     const int64_t *block_first; /* [n_seqs], where the table of the sequence starts in block_ids */
@@ -122,7 +122,8 @@ typedef struct ker_bias {
     const float *sinks; /* [n_heads] logits; NULL: none */
 } ker_bias;
 
-/* Factors of quantised tensors (attention.md §14.1): x_q = RN(x·orig_quant), x ≈ x_q·quant_orig. */
+/* Factors of quantised tensors (attention.md §14.1): x_q = RN(x·orig_quant), x ≈ x_q·quant_orig. 0
+ * and 1 say the same. */
 typedef struct ker_quant {
     float k_orig_quant, v_orig_quant; /* on store; 1 when unquantised */
     const float *k_quant_orig;        /* on load */
@@ -202,8 +203,8 @@ size_t ker_n_kernels(void);
 const ker_kernel *ker_kernel_at(size_t i); /* in the order of kernels.def */
 const char *ker_kernel_name(const ker_kernel *kernel);
 
-/* What the row serves, for people: {"family", "rows", "kv", "dims", "masks", "needs"} in that
- * order; returns the count written (at most n). */
+/* What the row serves, for people: {"family", "rows", "kv", "dims", "masks", "extras", "needs"} in
+ * that order; returns the count written (at most n). */
 size_t ker_kernel_describe(const ker_kernel *kernel, const char *keys[], const char *values[],
                            size_t n);
 
@@ -251,13 +252,15 @@ struct ker_plan {
     size_t workspace_bytes;
 };
 
-/* Bytes that ker_plan_make may need for this problem at most. */
+/* Bytes that ker_plan_make may need for this problem at most when n_splits is 0; else n_splits + 1
+ * times as many. SIZE_MAX when they cannot be counted. */
 size_t ker_plan_bytes(const ker_device *device, const ker_problem *problem);
 
 /* Chooses kernels and cuts the work. Fills memory (bytes of it, 64-byte aligned) and points *out
  * into it; borrows the problem's arrays. Refuses UNSUPPORTED (no kernel), TOO_LARGE (more workspace
- * than the device has at all). Same problem and device: same plan. n_splits 0: the planner decides;
- * else that many pieces for every sequence long enough (tests, explain). */
+ * than the device has at all, or more memory than bytes). Same problem and device: same plan.
+ * n_splits 0: the planner decides; else that many pieces for every sequence long enough (tests,
+ * explain). */
 attnd_status ker_plan_make(const ker_device *device, const ker_problem *problem, uint32_t n_splits,
                            void *memory, size_t bytes, ker_plan **out, attnd_err *err);
 
@@ -301,21 +304,24 @@ struct ker_ticket {
     const ker_plan *plan;
 };
 
-/* Refuses NO_ROOM (memory, threads). The caller closes it; *out is NULL on refusal. */
+/* Refuses NO_ROOM (memory, threads), UNSUPPORTED (an isa this CPU has not), BAD_CONFIG (no such
+ * isa, no slot). The caller closes it; *out is NULL on refusal. */
 attnd_status ker_device_open(ker_device **out, const ker_device_options *options, attnd_err *err);
 
 /* Waits for work in flight. Accepts NULL. */
 void ker_device_close(ker_device *device);
 void ker_device_describe(const ker_device *device, ker_device_info *info);
 
-/* Zero-filled memory named for /proc (memfd on the CPU). Refuses NO_ROOM with both numbers. */
+/* Zero-filled memory named for /proc (memfd on the CPU). Refuses NO_ROOM with both numbers, "bytes
+ * = 188978561024: 176.0 GiB; 131.2 GiB are free"; memory made before and not yet touched is not
+ * free. */
 attnd_status ker_memory_make(ker_device *device, const char *name, size_t bytes, ker_memory *out,
                              attnd_err *err);
 void ker_memory_free(ker_device *device, ker_memory *memory);
 
 attnd_status ker_stream_open(ker_device *device, ker_stream **out, attnd_err *err);
 
-/* Must be idle. Accepts NULL. */
+/* Must be idle: every done was called. Not from within done. Accepts NULL. */
 void ker_stream_close(ker_stream *stream);
 
 /* Enqueues a plan: rope, append, attention, merge, in that order. Returns at once; borrows the

@@ -202,10 +202,15 @@ static bool cut(cutter *c, seq_range seqs)
     for (int32_t b = seqs.first; b < seqs.end; b++) {
         int32_t n_row_tiles = n_row_tiles_of(c, b);
         int32_t heads = c->items ? (int32_t)c->problem->n_kv_heads : 1;
+        row_tile t = {0};
+        int64_t n = 0;
         for (int32_t g = 0; g < heads; g++)
             for (int32_t k = 0; k < n_row_tiles; k++) {
-                row_tile t = tile_at(c, b, n_row_tiles, k);
-                int64_t n = n_splits_of(c, &t);
+                /* A single row tile is the same for every kv head. */
+                if (g == 0 || n_row_tiles > 1) {
+                    t = tile_at(c, b, n_row_tiles, k);
+                    n = n_splits_of(c, &t);
+                }
                 if (c->items)
                     emit(c, &t, g, n);
                 else if (!count(c, &t, n))

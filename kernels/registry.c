@@ -21,12 +21,12 @@ static double seconds(const ker_problem *p, const ker_work *work, double rate, d
 
 static double decode_cost(const ker_problem *p, const ker_work *work)
 {
-    return seconds(p, work, 25e9, 1);
+    return seconds(p, work, 30e9, 0);
 }
 
 static double prefill_cost(const ker_problem *p, const ker_work *work)
 {
-    return seconds(p, work, 40e9, 8);
+    return seconds(p, work, 47e9, 6);
 }
 
 static const ker_family decode = {"decode", decode_cost};

@@ -136,7 +136,8 @@ TARGET static bool locate(const pass *x, int64_t first, tile *t)
     return true;
 }
 
-/* Asks for a row of the next tile while this one is worked on. */
+/* Asks for a row of the next tile while this one is worked on, a few rows at a time: in one burst
+ * they hold up the loads of this one. */
 WORD void fetch(const char *row, uint32_t bytes)
 {
     for (uint32_t c = 0; c < bytes; c += 64)
@@ -172,19 +173,19 @@ TARGET static void widen(attnd_dtype dtype, const char *at[], uint32_t width, ui
         widen_as(ATTND_DTYPE_F16, at, width, padded, to);
 }
 
-/* ---- Σ over rows: out[r][c] += w[r][j] · row_j[c]. --------------------------------------------
+/* ---- Σ over rows: out[r][c] (+)= w[r][j] · row_j[c]. --------------------------------------------
  */
 
 /* A block of n_rows × n_vectors sums in registers, over j in from .. to-1, in order of j: any
- * blocking gives the same bits. */
+ * blocking gives the same bits. fresh: out is not read, the sum begins at 0. */
 WORD void weigh_block(attnd_dtype dtype, const char *const *at, const float *w, size_t w_step,
                       int from, int to, float *out, size_t out_step, uint32_t c, const int n_rows,
-                      const int n_vectors)
+                      const int n_vectors, const bool fresh)
 {
     vf sum[BLOCK_ROWS][8];
     for (int r = 0; r < n_rows; r++)
         for (int v = 0; v < n_vectors; v++)
-            sum[r][v] = load_f32(out + r * out_step + c + v * LANES);
+            sum[r][v] = fresh ? splat(0) : load_f32(out + r * out_step + c + v * LANES);
     for (int j = from; j < to; j++) {
         vf x[8];
         for (int v = 0; v < n_vectors; v++)
@@ -202,14 +203,14 @@ WORD void weigh_block(attnd_dtype dtype, const char *const *at, const float *w, 
 
 WORD void weigh_rows(attnd_dtype dtype, const char *const *at, const float *w, size_t w_step,
                      int from, int to, float *out, size_t out_step, uint32_t width,
-                     const int n_rows)
+                     const int n_rows, const bool fresh)
 {
     const int wide = n_rows == BLOCK_ROWS ? BLOCK_VECTORS : LANES == 16 ? 8 : 4;
     uint32_t c = 0;
     for (; c + (uint32_t)wide * LANES <= width; c += (uint32_t)wide * LANES)
-        weigh_block(dtype, at, w, w_step, from, to, out, out_step, c, n_rows, wide);
+        weigh_block(dtype, at, w, w_step, from, to, out, out_step, c, n_rows, wide, fresh);
     for (; c < width; c += LANES)
-        weigh_block(dtype, at, w, w_step, from, to, out, out_step, c, n_rows, 1);
+        weigh_block(dtype, at, w, w_step, from, to, out, out_step, c, n_rows, 1, fresh);
 }
 
 /* ---- Softmax. ---------------------------------------------------------------------------------
@@ -225,30 +226,39 @@ WORD vf shaped(const ker_bias *bias, const row_state *row, int32_t first, int c,
     return s;
 }
 
+/* Whether a row that has no maximum yet has a NaN among its scores. */
+TARGET static bool has_nan(const row_state *row, const float *score)
+{
+    for (int j = row->from; j < row->to; j++)
+        if (isnan(score[j]))
+            return true;
+    return false;
+}
+
 /* Scores of slots from .. to-1 → p, m and l of the row moved on, its sum rescaled. */
 TARGET static void soften(pass *x, row_state *row, const tile *t, float *score, float *acc)
 {
     const ker_bias *bias = &x->p->bias;
     int begin = row->from / LANES * LANES;
+    bool is_shaped = bias->softcap > 0 || bias->alibi_slopes;
     vf top = splat(-INFINITY);
-    vi strange = {0};
     for (int c = begin; c < row->to; c += LANES) {
-        vf s = shaped(bias, row, t->first, c, load_f32(score + c));
-        vi slot = count_up(c);
-        s = choose((slot >= row->from) & (slot < row->to), s, splat(-INFINITY));
-        strange |= s != s;
-        top = choose(s > top, s, top);
+        vf s = load_f32(score + c);
+        if (is_shaped)
+            s = shaped(bias, row, t->first, c, s);
+        if (c < row->from || c + LANES > row->to) {
+            vi slot = count_up(c);
+            s = choose((slot >= row->from) & (slot < row->to), s, splat(-INFINITY));
+        }
+        top = MAX_OF(s, top);
         store_f32(score + c, s);
     }
     float m = max_lanes(top);
     m = m > row->m ? m : row->m;
-    bool is_strange = false;
-    for (int i = 0; i < LANES; i++)
-        is_strange |= strange[i] != 0;
-    /* Only -inf so far: (-inf) - (-inf) is NaN on a row that sees nothing. A NaN score goes on to
-     * l and the sum by itself, it only needs an m. */
+    /* Only -inf so far: (-inf) - (-inf) is NaN on a row that sees nothing. A NaN score finds its
+     * own way into l and the sum, it only needs an m. */
     if (m == -INFINITY) {
-        if (!is_strange) {
+        if (!has_nan(row, score)) {
             row->to = row->from;
             return;
         }
@@ -278,7 +288,7 @@ WORD void weigh_values_as(attnd_dtype dtype, const pass *x, const tile *t, int32
 {
     if (from < to)
         weigh_rows(dtype, t->v, x->s.score + (size_t)r * KER_TILE_KEYS, KER_TILE_KEYS, from, to,
-                   x->s.acc + (size_t)r * x->dvp, x->dvp, x->dvp, n_rows);
+                   x->s.acc + (size_t)r * x->dvp, x->dvp, x->dvp, n_rows, false);
 }
 
 /* n_rows rows from r on: what all of them see together, what each sees before and after alone. */

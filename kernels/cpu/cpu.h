@@ -46,6 +46,9 @@ struct ker_worker {
     cpu_scratch scratch;
 };
 
+/* Bytes of ker_memory that are mapped now. */
+_Atomic uint64_t *cpu_device_mapped(ker_device *device);
+
 /* ---- Rows (rows.c): loading, rotating, storing one head of one token. -------------------------
  */
 

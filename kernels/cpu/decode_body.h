@@ -39,7 +39,7 @@ WORD void score_rows_as(attnd_dtype dtype, const pass *x, const tile *t, const t
                         int32_t r, const int n_rows)
 {
     const int n_keys = LANES / n_rows;
-    uint32_t key_bytes = x->p->head_dim * attnd_dtype_bits(x->p->kv.dtype) / 8;
+    uint32_t size = attnd_dtype_bits(x->p->kv.dtype) / 8;
     int from = KER_TILE_KEYS, to = 0;
     for (int i = 0; i < n_rows; i++) {
         const row_state *row = &x->row[r + i];
@@ -50,8 +50,10 @@ WORD void score_rows_as(attnd_dtype dtype, const pass *x, const tile *t, const t
     }
     for (int j = from / n_keys * n_keys; j < to; j += n_keys) {
         if (next && r == 0)
-            for (int i = 0; i < n_keys; i++)
-                fetch(next->k[j + i], key_bytes);
+            for (int i = 0; i < n_keys; i++) {
+                fetch(next->k[j + i], x->p->head_dim * size);
+                fetch(next->v[j + i], x->p->head_dim_v * size);
+            }
         dots(dtype, t->k + j, x->dp, x->s.q + (size_t)r * x->dp, x->dp,
              x->s.score + (size_t)r * KER_TILE_KEYS + j, n_rows);
     }
@@ -66,11 +68,6 @@ WORD void decode_tile_as(attnd_dtype dtype, pass *x, const tile *t, const tile *
         if (x->row[r].from < x->row[r].to)
             soften(x, &x->row[r], t, x->s.score + (size_t)r * KER_TILE_KEYS,
                    x->s.acc + (size_t)r * x->dvp);
-    if (next) {
-        uint32_t bytes = x->p->head_dim_v * attnd_dtype_bits(x->p->kv.dtype) / 8;
-        for (int j = 0; j < KER_TILE_KEYS; j++)
-            fetch(next->v[j], bytes);
-    }
 #define ADD(r, n) add_values_as(dtype, x, t, r, n)
     EACH_BLOCK(x->n_rows, ADD);
 #undef ADD

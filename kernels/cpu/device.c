@@ -28,7 +28,7 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    GRAB_COST = 1 << 22, /* multiply-adds: some hundred microseconds */
+    GRAB_COST = 1 << 22, /* multiply-adds: a tenth of a millisecond or so */
     GRAB_UNITS = 64,
     GRAB_SHARE = 4, /* never more than a fourth of a thread's share of what is left */
 };
@@ -66,6 +66,7 @@ struct ker_device {
     uint32_t n_started;
     slot *slots; /* [info.n_slots] */
     char *workspaces;
+    _Atomic uint64_t mapped; /* of memory.c; not under the lock */
 
     pthread_mutex_t lock; /* guards what follows, slots and streams; no other lock under it */
     pthread_cond_t work;  /* a stage with units began, or the end */
@@ -503,6 +504,11 @@ void ker_device_close(ker_device *device)
 void ker_device_describe(const ker_device *device, ker_device_info *info)
 {
     *info = device->info;
+}
+
+_Atomic uint64_t *cpu_device_mapped(ker_device *device)
+{
+    return &device->mapped;
 }
 
 ker_level ker_device_level(const ker_device *device)

@@ -1,7 +1,7 @@
 /* memory.c: memory that can be handed to another process by a descriptor: a sealed memfd.
  *
- * Pages appear when they are touched, so what fits is judged beforehand by what the system, or the
- * control group, says is free.
+ * Pages appear when they are touched, so what fits is judged beforehand: by what the system, or the
+ * control group, says is free, less what was promised earlier and is not touched yet.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "kernels/attention.h"
+#include "kernels/cpu/cpu.h"
 
 /* Huge pages pay from here on. */
 #define HUGE_BYTES (2u << 20)
@@ -42,49 +42,58 @@ static uint64_t group_free(const char *limit_path, const char *used_path)
     return used < limit ? limit - used : 0;
 }
 
-/* Bytes that may still be touched. */
-static uint64_t free_bytes(void)
+/* Of the bytes this device has mapped, those that have no page yet. */
+static uint64_t untouched_bytes(uint64_t mapped)
 {
-    uint64_t kib, least = UINT64_MAX;
+    uint64_t kib = 0;
+    read_number("/proc/self/status", "RssShmem: ", &kib);
+    return mapped > kib * 1024 ? mapped - kib * 1024 : 0;
+}
+
+/* Bytes that may still be promised. */
+static uint64_t free_bytes(uint64_t mapped)
+{
+    uint64_t kib, least = UINT64_MAX, untouched = untouched_bytes(mapped);
     if (read_number("/proc/meminfo", "MemAvailable: ", &kib))
         least = kib * 1024;
     uint64_t v2 = group_free("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current");
     uint64_t v1 = group_free("/sys/fs/cgroup/memory/memory.limit_in_bytes",
                              "/sys/fs/cgroup/memory/memory.usage_in_bytes");
     least = v2 < least ? v2 : least;
-    return v1 < least ? v1 : least;
+    least = v1 < least ? v1 : least;
+    return untouched < least ? least - untouched : 0;
 }
 
-static attnd_status fail_system(const char *name, size_t bytes, const char *call, attnd_err *err)
+static attnd_status fail_system(size_t bytes, const char *call, attnd_err *err)
 {
-    return attnd_fail(err, ATTND_NO_ROOM, "%s.bytes = %zu: %s: %s", name, bytes, call,
-                      strerror(errno));
+    return attnd_fail(err, ATTND_NO_ROOM, "bytes = %zu: %s: %s", bytes, call, strerror(errno));
 }
 
 attnd_status ker_memory_make(ker_device *device, const char *name, size_t bytes, ker_memory *out,
                              attnd_err *err)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uint64_t room = free_bytes();
+    _Atomic uint64_t *mapped = cpu_device_mapped(device);
+    uint64_t room = free_bytes(*mapped);
     *out = (ker_memory){.fd = -1};
     if (bytes > room || bytes > SIZE_MAX / 2)
-        return attnd_fail(err, ATTND_NO_ROOM, "%s.bytes = %zu: %.1f GiB; %.1f GiB are free", name,
-                          bytes, (double)bytes / 0x1p30, (double)room / 0x1p30);
+        return attnd_fail(err, ATTND_NO_ROOM, "bytes = %zu: %.1f GiB; %.1f GiB are free", bytes,
+                          (double)bytes / 0x1p30, (double)room / 0x1p30);
     ker_memory memory = {.bytes = bytes, .mapped = (bytes / page + (bytes % page != 0)) * page};
     if (memory.mapped == 0)
         memory.mapped = page;
     memory.fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (memory.fd < 0)
-        return fail_system(name, bytes, "memfd_create", err);
+        return fail_system(bytes, "memfd_create", err);
     attnd_status status = ATTND_OK;
     if (ftruncate(memory.fd, (off_t)memory.mapped) != 0)
-        status = fail_system(name, bytes, "ftruncate", err);
+        status = fail_system(bytes, "ftruncate", err);
     else if (fcntl(memory.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-        status = fail_system(name, bytes, "seal", err);
+        status = fail_system(bytes, "seal", err);
     if (status == ATTND_OK) {
         memory.base = mmap(NULL, memory.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
         if (memory.base == MAP_FAILED)
-            status = fail_system(name, bytes, "mmap", err);
+            status = fail_system(bytes, "mmap", err);
     }
     if (status != ATTND_OK) {
         close(memory.fd);
@@ -93,6 +102,7 @@ attnd_status ker_memory_make(ker_device *device, const char *name, size_t bytes,
     /* A wish: not every system grants it. */
     if (bytes >= HUGE_BYTES)
         madvise(memory.base, memory.mapped, MADV_HUGEPAGE);
+    *mapped += memory.mapped;
     *out = memory;
     return ATTND_OK;
 }
@@ -102,6 +112,7 @@ void ker_memory_free(ker_device *device, ker_memory *memory)
     if (memory->base) {
         munmap(memory->base, memory->mapped);
         close(memory->fd);
+        *cpu_device_mapped(device) -= memory->mapped;
     }
     *memory = (ker_memory){.fd = -1};
 }

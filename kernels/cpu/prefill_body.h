@@ -22,17 +22,16 @@ TARGET static void transpose_keys(const float *k, uint32_t dp, float *kt)
         }
 }
 
-/* Scores of n_rows rows from r on, of all slots. */
+/* Scores of n_rows rows from r on, of all slots, unless none of them sees any. */
 WORD void score_all(const pass *x, const char *const *channels, int32_t r, const int n_rows)
 {
-    float *score = x->s.score + (size_t)r * KER_TILE_KEYS;
-    memset(score, 0, (size_t)n_rows * KER_TILE_KEYS * sizeof *score);
     bool seen = false;
     for (int i = 0; i < n_rows; i++)
         seen |= x->row[r + i].from < x->row[r + i].to;
     if (seen)
         weigh_rows(ATTND_DTYPE_F32, channels, x->s.q + (size_t)r * x->dp, x->dp, 0, (int)x->dp,
-                   score, KER_TILE_KEYS, KER_TILE_KEYS, n_rows);
+                   x->s.score + (size_t)r * KER_TILE_KEYS, KER_TILE_KEYS, KER_TILE_KEYS, n_rows,
+                   true);
 }
 
 TARGET static void prefill_tile(pass *x, tile *t, const tile *next)

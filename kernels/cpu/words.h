@@ -3,7 +3,10 @@
  * Included by one small file per instruction set, which defines
  *     LANES            floats of a vector: 16, 8 or 4
  *     TARGET           the attribute that turns the instructions on
- *     WIDEN_F16(h)     LANES halves → LANES floats, exactly; without an instruction for it, not
+ * and, where C does not say it well, all of
+ *     WIDEN_BF16(h), WIDEN_F16(h)  LANES halves → LANES floats, exactly
+ *     MAX_OF(a, b)                 the larger; b where one is NaN
+ *     ZERO_BELOW(x, limit, y)      0 where x < limit, else y, where x is NaN too
  * Everything else is the compiler's vector extension: a·b + c becomes a fused multiply-add where
  * the target has one.
  */
@@ -40,8 +43,12 @@ WORD void store_f32(float *to, vf x)
     memcpy(to, &x, sizeof x);
 }
 
+WORD vf choose(vi mask, vf yes, vf no)
+{
+    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+}
+
 #ifndef WIDEN_F16
-#define WIDEN_F16(h) widen_f16(h)
 WORD vf widen_f16(vh h)
 {
     vu magnitude = __builtin_convertvector(h & 0x7FFF, vu) << 13;
@@ -51,6 +58,10 @@ WORD vf widen_f16(vh h)
     vu special = (vu)(magnitude >= 0x7C00u << 13);
     return (vf)(sign | (special & (magnitude | 0x7F800000u)) | (~special & finite));
 }
+#define WIDEN_F16(h) widen_f16(h)
+#define WIDEN_BF16(h) ((vf)(__builtin_convertvector(h, vu) << 16))
+#define MAX_OF(a, b) choose((a) > (b), a, b)
+#define ZERO_BELOW(x, limit, y) ((vf)(~((x) < (limit)) & (vi)(y)))
 #endif
 
 /* Elements c .. c + LANES-1 of a row of dtype, which is constant where this is inlined. */
@@ -62,12 +73,7 @@ WORD vf load_as(attnd_dtype dtype, const char *row, uint32_t c)
     memcpy(&h, row + (size_t)c * 2, sizeof h);
     if (dtype == ATTND_DTYPE_F16)
         return WIDEN_F16(h);
-    return (vf)(__builtin_convertvector(h, vu) << 16);
-}
-
-WORD vf choose(vi mask, vf yes, vf no)
-{
-    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+    return WIDEN_BF16(h);
 }
 
 WORD vi count_up(int32_t from)
@@ -143,7 +149,7 @@ WORD float max_lanes(vf x)
 #define X(d)                                                                                       \
     {                                                                                              \
         vf a = LOW_##d(x, x), b = HIGH_##d(x, x);                                                  \
-        x = choose(a > b, a, b);                                                                   \
+        x = MAX_OF(a, b);                                                                          \
     }
     EACH_DISTANCE(X)
 #undef X
@@ -170,8 +176,8 @@ WORD vf exp_down(vf x)
 {
     const float log2_e = 1.44269504f;
     const float to_int = 12582912; /* 1.5 · 2^23: the sum's low bits are n */
-    vi gone = x < splat(-87);
-    x = choose(gone, splat(-87), x);
+    vf given = x;
+    x = MAX_OF(splat(-87), x);
     vf shifted = x * log2_e + to_int;
     vf f = x * log2_e - (shifted - to_int);
     vf p = f * 0.0013264727f + 0.009671513f;
@@ -180,7 +186,7 @@ WORD vf exp_down(vf x)
     p = p * f + 0.693147f;
     p = p * f + 1;
     vf scale = (vf)(((vu)shifted << 23) + (127u << 23));
-    return choose(gone, splat(0), p * scale);
+    return ZERO_BELOW(given, splat(-87), p * scale);
 }
 
 /* tanh(x): odd polynomial near 0, where 1 - 2/(e^2x + 1) would cancel. */

@@ -439,7 +439,7 @@ static inline ker_plan *rig_plan(ker_device *device, const ker_problem *problem,
 {
     attnd_err err = {0};
     ker_plan *plan = NULL;
-    size_t bytes = ker_plan_bytes(device, problem) * (n_splits ? n_splits : 1);
+    size_t bytes = ker_plan_bytes(device, problem) * (n_splits ? n_splits + 1 : 1);
     *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     assert_non_null(*memory);
     if (ker_plan_make(device, problem, n_splits, *memory, bytes, &plan, &err) != ATTND_OK)
