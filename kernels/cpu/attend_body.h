@@ -32,7 +32,7 @@ enum {
 
 /* One row of a pass. Keys count from the tile's first where it says so. */
 typedef struct row_state {
-    int32_t lo, hi;   /* keys of the sequence that it sees within the item */
+    int32_t lo, hi;   /* keys of the sequence that it sees */
     int32_t from, to; /* the same within the tile; from = to: none */
     int64_t a;        /* its own key index */
     float m, total_m; /* -inf: nothing yet */
@@ -73,8 +73,6 @@ TARGET static void load_row(pass *x, const ker_plan *plan, const ker_item *item,
     int32_t q_len = p->batch.q_len[x->seq], kv_len = p->batch.kv_len[x->seq];
     int64_t token = p->batch.q_first[x->seq] + i;
     ker_mask_bounds(&p->mask, q_len, kv_len, (int32_t)i, token, &row->lo, &row->hi);
-    row->lo = row->lo > x->kv_first ? row->lo : x->kv_first;
-    row->hi = row->hi < x->kv_end ? row->hi : x->kv_end;
     row->a = (int64_t)kv_len - q_len + i;
     row->m = row->total_m = -INFINITY;
     row->l = row->total_l = 0;

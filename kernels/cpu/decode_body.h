@@ -4,6 +4,9 @@
  * Tiling    one item per (sequence, kv head, split); a block of 4 rows × LANES/4 keys (2 × LANES/2,
  *           1 × LANES) keeps LANES vector sums, reduced together by a transposing tree
  * Floor     bytes = Σ_b kv_len·Hkv·(D + Dv)·size of kv; flops = Σ_b kv_len·Hq·2(D + Dv)
+ * Measured  16 × 2048, Hq 32, Hkv 8, D 128, 2 threads: f32 19.4 GB/s, 99 % of the read ceiling of
+ *           the same run; f16 18.9 GB/s, 83 %         a shared Xeon with AVX-512, 2026-11-30
+ *           weakest: keys that fit the last cache (1 × 4096, bf16: 39 %), where arithmetic decides
  * Serves    rows of kernels.def named decode_*; keys stay in place where a width is whole vectors
  *           and few rows share them, else a tile is widened to fp32 first
  */

@@ -170,8 +170,8 @@ WORD void transpose(vf x[LANES])
 #undef X
 }
 
-/* exp(x), x ≤ 0: 2^n · 2^f with n the nearest integer; relative error 2e-7, exactly 1 at 0, so that
- * one key gives its value back. 0 below -87; NaN stays NaN. */
+/* exp(x), x ≤ 0: 2^n · 2^f with n the nearest integer. 2^f is right to 2e-7, relative, and exactly
+ * 1 at 0, so that one key gives its value back. 0 below -87; NaN stays NaN. */
 WORD vf exp_down(vf x)
 {
     const float log2_e = 1.44269504f;

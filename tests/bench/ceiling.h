@@ -48,6 +48,7 @@ static inline void *ceiling_read(void *argument)
         for (size_t at = 0; at + 256 <= part->block_bytes; at += 256)
             for (int lane = 0; lane < 4; lane++) {
                 ceiling_words words;
+                __builtin_prefetch(part->blocks[i] + at + 2048 + lane * 64, 0, 2);
                 memcpy(&words, part->blocks[i] + at + (size_t)lane * 64, sizeof words);
                 sum[lane] += words;
             }

@@ -1,6 +1,7 @@
 /* ceilings.c: the read rate of this machine.
  *
- * Blocks of 64 KiB in a random order out of 1 GiB, all threads; the same for one thread.
+ * Blocks of 64 KiB in a random order out of 1 GiB, all threads; the same for one thread. The
+ * fastest of several sweeps.
  */
 #include <sched.h>
 #include <sys/mman.h>
@@ -11,11 +12,12 @@ enum { BLOCK = 65536, N_BLOCKS = 16384, N_TIMES = 7 };
 
 static double read_rate(const char *const *blocks, uint32_t n_threads)
 {
-    double times[N_TIMES];
-    ceiling_sweep(blocks, N_BLOCKS, BLOCK, n_threads);
-    for (int i = 0; i < N_TIMES; i++)
-        times[i] = ceiling_sweep(blocks, N_BLOCKS, BLOCK, n_threads);
-    return (double)N_BLOCKS * BLOCK / bench_median(times, N_TIMES) * 1e-9;
+    double best = 1e9;
+    for (int i = 0; i < N_TIMES; i++) {
+        double seconds = ceiling_sweep(blocks, N_BLOCKS, BLOCK, n_threads);
+        best = seconds < best ? seconds : best;
+    }
+    return (double)N_BLOCKS * BLOCK / best * 1e-9;
 }
 
 int main(int argc, char **argv)

@@ -868,7 +868,8 @@ static void b110_a_row_keeps_its_bits_in_any_company(void **state)
     rig_free(&alone);
 }
 
-/* 2^31 - 1 keys, of which a window shows 20 million: all through one block. */
+/* 2^31 - 1 keys through one block, of which a window shows more than fp32 can count by ones: in one
+ * piece, so that nothing but the kernel's own totals keeps them apart. */
 static void the_longest_context_is_counted_right(void **state)
 {
     rig_spec s = {.name = "longest",
@@ -881,14 +882,16 @@ static void the_longest_context_is_counted_right(void **state)
                   .q_len = {1},
                   .kv_len = {1024},
                   .kinds = KER_MASK_CAUSAL | KER_MASK_WINDOW,
-                  .window = 20000000};
+                  .window = 40000000};
     rig x;
     int32_t *table;
     alias(&x, &s, INT32_MAX, &table);
     for (int64_t j = 0; j < 1024; j++)
         set_key(&x, 0, j, 1);
-    rig_run(&x, devices[N_ISAS - 1] ? devices[N_ISAS - 1] : devices[0], 0, NULL);
-    row_is(&x, 0, 1, log(20000000));
+    for (uint32_t n = 0; n < 2; n++) {
+        rig_run(&x, devices[N_ISAS - 1] ? devices[N_ISAS - 1] : devices[0], n, NULL);
+        row_is(&x, 0, 1, log(40000000));
+    }
     free(table);
     rig_free(&x);
 }
