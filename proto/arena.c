@@ -15,14 +15,14 @@ attnd_status msg_arena_init(msg_arena *arena, size_t bytes, attnd_err *err)
         return attnd_fail(err, ATTND_NO_ROOM, "arena = %zu bytes: the system has no address space",
                           bytes);
     arena->base = base;
-    arena->bytes = bytes;
+    arena->bytes = arena->reserved = bytes;
     return ATTND_OK;
 }
 
 void msg_arena_fini(msg_arena *arena)
 {
     if (arena->base)
-        munmap(arena->base, arena->bytes);
+        munmap(arena->base, arena->reserved);
     *arena = (msg_arena){0};
 }
 
@@ -35,9 +35,14 @@ void *msg_arena_take(msg_arena *arena, size_t bytes)
     return arena->base + start;
 }
 
+void msg_arena_bound(msg_arena *arena, size_t bytes)
+{
+    arena->bytes = bytes && bytes < arena->reserved ? bytes : arena->reserved;
+}
+
 void msg_arena_reset(msg_arena *arena)
 {
     if (arena->used > KEEP)
-        madvise(arena->base + KEEP, arena->bytes - KEEP, MADV_DONTNEED);
+        madvise(arena->base + KEEP, arena->reserved - KEEP, MADV_DONTNEED);
     arena->used = 0;
 }

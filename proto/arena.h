@@ -11,7 +11,8 @@
 typedef struct msg_arena {
     char *base;
     size_t used;
-    size_t bytes; /* the bound */
+    size_t bytes;    /* the bound */
+    size_t reserved; /* the highest it can be */
 } msg_arena;
 
 /* Reserves bytes (rounded up to pages). Refuses NO_ROOM. */
@@ -20,6 +21,9 @@ void msg_arena_fini(msg_arena *arena);
 
 /* 64-byte aligned, not cleared; NULL when the bound is reached. */
 void *msg_arena_take(msg_arena *arena, size_t bytes);
+
+/* Bounds what is taken from now on to at most bytes in all; 0: to all that is reserved. */
+void msg_arena_bound(msg_arena *arena, size_t bytes);
 
 /* Everything taken is gone; memory beyond a megabyte goes back to the system. */
 void msg_arena_reset(msg_arena *arena);

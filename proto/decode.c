@@ -17,7 +17,9 @@
 /* Ops somebody serves; what an op nobody serves carries is not looked at. */
 static const ProtobufCMessageDescriptor *const served[MSG_OP_END] = {
     ENTRY(ping),        ENTRY(hello),         ENTRY(goodbye),     ENTRY(open_model),
-    ENTRY(close_model), ENTRY(create_buffer), ENTRY(free_buffer), ENTRY(attend),
+    ENTRY(close_model), ENTRY(create_buffer), ENTRY(free_buffer), ENTRY(create_plan),
+    ENTRY(update_plan), ENTRY(drop_plan),     ENTRY(attend),      ENTRY(step),
+    ENTRY(merge),
 };
 
 /* ---- The first pass --------------------------------------------------------------------------
@@ -292,27 +294,32 @@ static attnd_status full(const msg_arena *arena, size_t n, attnd_err *err)
                       arena->bytes);
 }
 
+/* NULL when the arena is full. */
+static const msg_table *tables(msg_arena *arena, Attnd__V1__Table *const *from, size_t n)
+{
+    msg_table *out = msg_arena_take(arena, n * sizeof *out);
+    for (size_t i = 0; out && i < n; i++)
+        out[i] = (msg_table){.group = from[i]->group,
+                             .width = from[i]->width,
+                             .block_ids = ints(from[i]->block_ids),
+                             .version = from[i]->version};
+    return out;
+}
+
+/* False when the arena is full, as of all that fill something below. */
 static bool batch(msg_arena *arena, const Attnd__V1__Batch *from, msg_batch *out)
 {
-    msg_table *tables = msg_arena_take(arena, from->n_tables * sizeof *tables);
-    if (!tables)
-        return false;
-    for (size_t i = 0; i < from->n_tables; i++)
-        tables[i] = (msg_table){.group = from->tables[i]->group,
-                                .width = from->tables[i]->width,
-                                .block_ids = ints(from->tables[i]->block_ids),
-                                .version = from->tables[i]->version};
     *out = (msg_batch){.n_contexts = from->n_contexts,
                        .q_lens = ints(from->q_lens),
                        .kv_lens = ints(from->kv_lens),
-                       .tables = tables,
+                       .tables = tables(arena, from->tables, from->n_tables),
                        .n_tables = from->n_tables,
                        .sequences = from->sequences,
                        .n_sequences = from->n_sequences,
                        .slots = ints(from->slots),
                        .positions = ints(from->positions),
                        .mask = (msg_mask)from->mask};
-    return true;
+    return out->tables != NULL;
 }
 
 static msg_word word(const Attnd__V1__Word *from)
@@ -350,6 +357,66 @@ static bool attend(msg_arena *arena, const Attnd__V1__AttendRequest *from, msg_a
     if (out->has_plan)
         out->plan = from->plan;
     return !out->has_batch || batch(arena, from->batch, &out->batch);
+}
+
+static bool create_plan(msg_arena *arena, const Attnd__V1__CreatePlanRequest *from,
+                        msg_create_plan *out)
+{
+    *out = (msg_create_plan){.model = from->model,
+                             .has_batch = from->batch != NULL,
+                             .batch_invariant = from->batch_invariant};
+    return !from->batch || batch(arena, from->batch, &out->batch);
+}
+
+static bool plan_update(msg_arena *arena, const Attnd__V1__PlanUpdate *from, msg_plan_update *out)
+{
+    *out = (msg_plan_update){.given = from != NULL};
+    if (!from)
+        return true;
+    out->plan = from->plan;
+    out->version = from->version;
+    out->q_lens = ints(from->q_lens);
+    out->kv_lens = ints(from->kv_lens);
+    out->appended = tables(arena, from->appended, from->n_appended);
+    out->n_appended = from->n_appended;
+    out->slots = ints(from->slots);
+    out->positions = ints(from->positions);
+    return out->appended != NULL;
+}
+
+static msg_layer_tensor layer_tensor(const Attnd__V1__LayerTensor *from)
+{
+    return from ? (msg_layer_tensor){true, tensor(from->first), from->layer_stride, from->ring}
+                : (msg_layer_tensor){0};
+}
+
+static bool step(msg_arena *arena, const Attnd__V1__StepRequest *from, msg_step *out)
+{
+    *out = (msg_step){.plan = from->plan,
+                      .first_layer = from->first_layer,
+                      .n_layers = from->n_layers,
+                      .q = layer_tensor(from->q),
+                      .k = layer_tensor(from->k),
+                      .v = layer_tensor(from->v),
+                      .out = layer_tensor(from->out),
+                      .lse = layer_tensor(from->lse),
+                      .keys = (msg_keys)from->keys,
+                      .sync = sync_fields(from->sync)};
+    return plan_update(arena, from->update, &out->update);
+}
+
+static bool merge(msg_arena *arena, const Attnd__V1__MergeRequest *from, msg_merge *out)
+{
+    msg_partial *partials = msg_arena_take(arena, from->n_partials * sizeof *partials);
+    for (size_t i = 0; partials && i < from->n_partials; i++)
+        partials[i] = (msg_partial){tensor(from->partials[i]->out), tensor(from->partials[i]->lse),
+                                    tensor(from->partials[i]->stats)};
+    *out = (msg_merge){.partials = partials,
+                       .n_partials = from->n_partials,
+                       .out = tensor(from->out),
+                       .lse = tensor(from->lse),
+                       .stats = tensor(from->stats)};
+    return partials != NULL;
 }
 
 static msg_layer_spec layer_spec(const Attnd__V1__LayerSpec *from)
@@ -409,7 +476,6 @@ static bool open_model(msg_arena *arena, const Attnd__V1__OpenModelRequest *from
     return true;
 }
 
-/* False when the arena is full. */
 static bool fill(msg_arena *arena, const void *from, msg_request *out)
 {
     switch (out->op) {
@@ -425,14 +491,26 @@ static bool fill(msg_arena *arena, const void *from, msg_request *out)
         return true;
     case MSG_OP_create_buffer: {
         const Attnd__V1__CreateBufferRequest *m = from;
-        out->create_buffer = (msg_create_buffer){m->bytes, m->kind};
+        out->create_buffer = (msg_create_buffer){m->bytes, m->kind, m->named};
         return true;
     }
     case MSG_OP_free_buffer:
         out->free_buffer = ((const Attnd__V1__FreeBufferRequest *)from)->buffer;
         return true;
+    case MSG_OP_create_plan:
+        return create_plan(arena, from, &out->create_plan);
+    case MSG_OP_update_plan:
+        return plan_update(arena, ((const Attnd__V1__UpdatePlanRequest *)from)->update,
+                           &out->update_plan);
+    case MSG_OP_drop_plan:
+        out->drop_plan = ((const Attnd__V1__DropPlanRequest *)from)->plan;
+        return true;
     case MSG_OP_attend:
         return attend(arena, from, &out->attend);
+    case MSG_OP_step:
+        return step(arena, from, &out->step);
+    case MSG_OP_merge:
+        return merge(arena, from, &out->merge);
     default:
         return true; /* Ping and Goodbye carry nothing. */
     }

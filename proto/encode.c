@@ -55,7 +55,12 @@ typedef struct result_memory {
         Attnd__V1__CloseModelReply close_model;
         Attnd__V1__CreateBufferReply create_buffer;
         Attnd__V1__FreeBufferReply free_buffer;
+        Attnd__V1__CreatePlanReply create_plan;
+        Attnd__V1__UpdatePlanReply update_plan;
+        Attnd__V1__DropPlanReply drop_plan;
         Attnd__V1__AttendReply attend;
+        Attnd__V1__StepReply step;
+        Attnd__V1__MergeReply merge;
     };
     Attnd__V1__Device device;
     Attnd__V1__Limits limits;
@@ -114,14 +119,39 @@ static bool make_result(result_memory *m, const msg_reply *from)
         attnd__v1__create_buffer_reply__init(&m->create_buffer);
         m->create_buffer.buffer = from->create_buffer.buffer;
         m->create_buffer.bytes = from->create_buffer.bytes;
+        if (from->create_buffer.shm_name)
+            m->create_buffer.shm_name = (char *)from->create_buffer.shm_name;
         return true;
     case MSG_OP_free_buffer:
         attnd__v1__free_buffer_reply__init(&m->free_buffer);
+        return true;
+    case MSG_OP_create_plan:
+        attnd__v1__create_plan_reply__init(&m->create_plan);
+        m->create_plan.plan = from->create_plan.plan;
+        m->create_plan.version = from->create_plan.version;
+        return true;
+    case MSG_OP_update_plan:
+        attnd__v1__update_plan_reply__init(&m->update_plan);
+        m->update_plan.version = from->update_plan;
+        return true;
+    case MSG_OP_drop_plan:
+        attnd__v1__drop_plan_reply__init(&m->drop_plan);
         return true;
     case MSG_OP_attend:
         attnd__v1__attend_reply__init(&m->attend);
         m->attend.queue_us = from->attend.queue_us;
         m->attend.device_us = from->attend.device_us;
+        return true;
+    case MSG_OP_step:
+        attnd__v1__step_reply__init(&m->step);
+        m->step.queue_us = from->step.queue_us;
+        m->step.device_us = from->step.device_us;
+        m->step.version = from->step.version;
+        return true;
+    case MSG_OP_merge:
+        attnd__v1__merge_reply__init(&m->merge);
+        m->merge.queue_us = from->merge.queue_us;
+        m->merge.device_us = from->merge.device_us;
         return true;
     default:
         return false;

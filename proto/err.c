@@ -127,6 +127,17 @@ void attnd_err_prefix(attnd_err *err, const char *fmt, ...)
         snprintf(err->text + n, sizeof err->text - (size_t)n, "%s", old);
 }
 
+void attnd_err_suffix(attnd_err *err, const char *fmt, ...)
+{
+    if (!err)
+        return;
+    size_t n = strlen(err->text);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(err->text + n, sizeof err->text - n, fmt, args);
+    va_end(args);
+}
+
 size_t attnd_err_field_len(const attnd_err *err)
 {
     const char *end = strstr(err->text, " = ");

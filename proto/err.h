@@ -34,6 +34,9 @@ attnd_status attnd_fail(attnd_err *err, attnd_reason reason, const char *fmt, ..
 /* Puts "prefix" before the text: a caller that knows the row adds where it is. */
 void attnd_err_prefix(attnd_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Puts text behind the text, as much of it as there is room for. */
+void attnd_err_suffix(attnd_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
 /* Returns early with the status of a call that refused. */
 #define TRY(call)                                                                                  \
     do {                                                                                           \

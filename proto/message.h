@@ -177,6 +177,7 @@ typedef struct msg_open_model {
 typedef struct msg_create_buffer {
     uint64_t bytes;
     uint32_t kind; /* BufferKind */
+    bool named;
 } msg_create_buffer;
 
 typedef enum msg_keys { MSG_KEYS_POOL = 0, MSG_KEYS_GIVEN = 1 } msg_keys;
@@ -194,6 +195,48 @@ typedef struct msg_attend {
     bool batch_invariant;
 } msg_attend;
 
+typedef struct msg_create_plan {
+    uint64_t model;
+    bool has_batch;
+    msg_batch batch;
+    bool batch_invariant;
+} msg_create_plan;
+
+typedef struct msg_plan_update {
+    bool given;
+    uint64_t plan, version;
+    msg_ints q_lens, kv_lens;
+    const msg_table *appended;
+    size_t n_appended;
+    msg_ints slots, positions;
+} msg_plan_update;
+
+typedef struct msg_layer_tensor {
+    bool given;
+    msg_tensor first; /* first.given is false for a LayerTensor without one */
+    int64_t layer_stride;
+    uint32_t ring;
+} msg_layer_tensor;
+
+typedef struct msg_step {
+    uint64_t plan;
+    msg_plan_update update;
+    uint32_t first_layer, n_layers;
+    msg_layer_tensor q, k, v, out, lse;
+    msg_keys keys;
+    msg_sync sync;
+} msg_step;
+
+typedef struct msg_partial {
+    msg_tensor out, lse, stats;
+} msg_partial;
+
+typedef struct msg_merge {
+    const msg_partial *partials;
+    size_t n_partials;
+    msg_tensor out, lse, stats;
+} msg_merge;
+
 /* Only the op's own member is filled; ops that no one serves have none. */
 typedef struct msg_request {
     uint64_t id, session, after;
@@ -205,7 +248,12 @@ typedef struct msg_request {
         uint64_t close_model; /* model */
         msg_create_buffer create_buffer;
         uint64_t free_buffer; /* buffer */
+        msg_create_plan create_plan;
+        msg_plan_update update_plan;
+        uint64_t drop_plan; /* plan */
         msg_attend attend;
+        msg_step step;
+        msg_merge merge;
     };
 } msg_request;
 
@@ -248,11 +296,20 @@ typedef struct msg_open_model_reply {
 
 typedef struct msg_create_buffer_reply {
     uint64_t buffer, bytes;
+    const char *shm_name; /* NULL: it has no name */
 } msg_create_buffer_reply;
 
 typedef struct msg_attend_reply {
     uint64_t queue_us, device_us;
 } msg_attend_reply;
+
+typedef struct msg_create_plan_reply {
+    uint64_t plan, version;
+} msg_create_plan_reply;
+
+typedef struct msg_step_reply {
+    uint64_t queue_us, device_us, version;
+} msg_step_reply;
 
 typedef struct msg_reply {
     uint64_t id, instance;
@@ -262,7 +319,11 @@ typedef struct msg_reply {
         msg_hello_reply hello;
         msg_open_model_reply open_model;
         msg_create_buffer_reply create_buffer;
+        msg_create_plan_reply create_plan;
+        uint64_t update_plan; /* version */
         msg_attend_reply attend;
+        msg_step_reply step;
+        msg_attend_reply merge;
     };
 } msg_reply;
 

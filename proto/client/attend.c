@@ -1,141 +1,60 @@
-/* attend.c: batches and tensors on the wire. */
-#include <assert.h>
+/* attend.c: Attend, Step and Merge on the wire: work on the device, and the wait for it. */
 #include <stdlib.h>
 
-#include "proto/client/client.h"
+#include "proto/client/parts.h"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "int32 arrays are sent as they lie");
+static attnd_status start(attnd_client *client, Attnd__V1__Request *request, uint64_t after,
+                          int64_t deadline_ms, attnd_pending **out, attnd_err *err)
+{
+    request->after = after;
+    return cli_start(client, request, deadline_ms, out, err);
+}
 
-typedef struct ints_memory {
-    Attnd__V1__Ints ints;
-    Attnd__V1__Tensor tensor;
-} ints_memory;
+/* ---- Attend ---- */
 
-typedef struct table_memory {
-    Attnd__V1__Table table;
-    ints_memory block_ids;
-} table_memory;
-
-/* All that a request points to but its tables. */
+/* All that a request points to. */
 typedef struct attend_memory {
     Attnd__V1__Request request;
     Attnd__V1__AttendRequest attend;
-    Attnd__V1__Batch batch;
-    ints_memory q_lens, kv_lens, slots, positions;
+    cli_batch batch;
     Attnd__V1__Tensor q, k, v, out, lse, stats;
 } attend_memory;
 
-/* NULL when there is none. */
-static Attnd__V1__Tensor *make_tensor(Attnd__V1__Tensor *m, const attnd_tensor *from)
+static attnd_status check_attend(const attnd_attend_request *r, attnd_err *err)
 {
-    if (!from->buffer)
-        return NULL;
-    attnd__v1__tensor__init(m);
-    m->buffer = attnd_buffer_id(from->buffer);
-    m->offset = from->offset;
-    m->dtype = (Attnd__V1__Dtype)from->dtype;
-    m->n_shape = from->n_dims;
-    m->shape = (uint64_t *)from->shape;
-    m->n_strides = from->n_strides;
-    m->strides = (int64_t *)from->strides;
-    return m;
+    TRY(cli_check_tensor(&r->q, "q", err));
+    TRY(cli_check_tensor(&r->k, "k", err));
+    TRY(cli_check_tensor(&r->v, "v", err));
+    TRY(cli_check_tensor(&r->out, "out", err));
+    TRY(cli_check_tensor(&r->lse, "lse", err));
+    return cli_check_tensor(&r->stats, "stats", err);
 }
 
-/* NULL when they are absent. */
-static Attnd__V1__Ints *make_ints(ints_memory *m, const attnd_ints *from)
-{
-    attnd__v1__ints__init(&m->ints);
-    if (from->values) {
-        m->ints.from_case = ATTND__V1__INTS__FROM_DATA;
-        m->ints.data.data = (uint8_t *)from->values;
-        m->ints.data.len = from->n * sizeof *from->values;
-        return &m->ints;
-    }
-    if (!from->tensor.buffer)
-        return NULL;
-    m->ints.from_case = ATTND__V1__INTS__FROM_REF;
-    m->ints.ref = make_tensor(&m->tensor, &from->tensor);
-    return &m->ints;
-}
-
-static Attnd__V1__Table *make_table(table_memory *m, const attnd_table *from)
-{
-    attnd__v1__table__init(&m->table);
-    m->table.group = from->group;
-    m->table.width = from->width;
-    m->table.block_ids = make_ints(&m->block_ids, &from->block_ids);
-    return &m->table;
-}
-
-static Attnd__V1__Batch *make_batch(attend_memory *m, const attnd_batch *from,
-                                    Attnd__V1__Table **tables)
-{
-    attnd__v1__batch__init(&m->batch);
-    m->batch.n_contexts = from->n_contexts;
-    m->batch.q_lens = make_ints(&m->q_lens, &from->q_lens);
-    m->batch.kv_lens = make_ints(&m->kv_lens, &from->kv_lens);
-    m->batch.n_tables = from->n_tables;
-    m->batch.tables = tables;
-    m->batch.slots = make_ints(&m->slots, &from->slots);
-    m->batch.positions = make_ints(&m->positions, &from->positions);
-    m->batch.mask = (Attnd__V1__Mask)from->mask;
-    return &m->batch;
-}
-
-static void make_request(attend_memory *m, const attnd_attend_request *from,
-                         Attnd__V1__Table **tables)
+static attnd_status make_attend(attend_memory *m, const attnd_attend_request *from, attnd_err *err)
 {
     attnd__v1__request__init(&m->request);
     attnd__v1__attend_request__init(&m->attend);
+    m->batch.tables = (cli_tables){0};
     m->attend.model = from->model;
     m->attend.layer = from->layer;
-    m->attend.work_case = ATTND__V1__ATTEND_REQUEST__WORK_BATCH;
-    m->attend.batch = make_batch(m, &from->batch, tables);
-    m->attend.q = make_tensor(&m->q, &from->q);
-    m->attend.k = make_tensor(&m->k, &from->k);
-    m->attend.v = make_tensor(&m->v, &from->v);
+    if (from->plan) {
+        m->attend.work_case = ATTND__V1__ATTEND_REQUEST__WORK_PLAN;
+        m->attend.plan = from->plan;
+    } else {
+        TRY(cli_make_batch(&m->batch, &from->batch, err));
+        m->attend.work_case = ATTND__V1__ATTEND_REQUEST__WORK_BATCH;
+        m->attend.batch = &m->batch.batch;
+    }
+    m->attend.q = cli_make_tensor(&m->q, &from->q);
+    m->attend.k = cli_make_tensor(&m->k, &from->k);
+    m->attend.v = cli_make_tensor(&m->v, &from->v);
     m->attend.keys = (Attnd__V1__Keys)from->keys;
-    m->attend.out = make_tensor(&m->out, &from->out);
-    m->attend.lse = make_tensor(&m->lse, &from->lse);
-    m->attend.stats = make_tensor(&m->stats, &from->stats);
+    m->attend.out = cli_make_tensor(&m->out, &from->out);
+    m->attend.lse = cli_make_tensor(&m->lse, &from->lse);
+    m->attend.stats = cli_make_tensor(&m->stats, &from->stats);
     m->attend.batch_invariant = from->batch_invariant;
-    m->request.after = from->after;
     m->request.op_case = ATTND__V1__REQUEST__OP_ATTEND;
     m->request.attend = &m->attend;
-}
-
-/* A tensor's arrays hold ATTND_MAX_DIMS: what claims more cannot be read, so the daemon cannot be
- * asked. */
-static attnd_status check_tensor(const attnd_tensor *t, const char *name, attnd_err *err)
-{
-    if (t->n_dims > ATTND_MAX_DIMS)
-        return attnd_fail(err, ATTND_BAD_TENSOR, "%s.n_dims = %u: at most %d", name, t->n_dims,
-                          ATTND_MAX_DIMS);
-    if (t->n_strides > ATTND_MAX_DIMS)
-        return attnd_fail(err, ATTND_BAD_TENSOR, "%s.n_strides = %u: at most %d", name,
-                          t->n_strides, ATTND_MAX_DIMS);
-    return ATTND_OK;
-}
-
-static attnd_status check(const attnd_attend_request *r, attnd_err *err)
-{
-    TRY(check_tensor(&r->q, "q", err));
-    TRY(check_tensor(&r->k, "k", err));
-    TRY(check_tensor(&r->v, "v", err));
-    TRY(check_tensor(&r->out, "out", err));
-    TRY(check_tensor(&r->lse, "lse", err));
-    TRY(check_tensor(&r->stats, "stats", err));
-    TRY(check_tensor(&r->batch.q_lens.tensor, "batch.q_lens", err));
-    TRY(check_tensor(&r->batch.kv_lens.tensor, "batch.kv_lens", err));
-    TRY(check_tensor(&r->batch.slots.tensor, "batch.slots", err));
-    TRY(check_tensor(&r->batch.positions.tensor, "batch.positions", err));
-    for (size_t i = 0; i < r->batch.n_tables; i++) {
-        attnd_status status = check_tensor(&r->batch.tables[i].block_ids.tensor, "block_ids", err);
-        if (status != ATTND_OK) {
-            attnd_err_prefix(err, "batch.tables[%zu].", i);
-            return status;
-        }
-    }
     return ATTND_OK;
 }
 
@@ -144,33 +63,13 @@ attnd_status attnd_attend_start(attnd_client *client, const attnd_attend_request
 {
     int64_t deadline_ms = cli_deadline_ms(client, timeout_ms);
     *out = NULL;
-    TRY(check(request, err));
-    size_t n = request->batch.n_tables;
-    table_memory *tables = calloc(n + 1, sizeof *tables);
-    Attnd__V1__Table **list = calloc(n + 1, sizeof *list);
-    attnd_status status;
-    if (tables && list) {
-        for (size_t i = 0; i < n; i++)
-            list[i] = make_table(&tables[i], &request->batch.tables[i]);
-        attend_memory memory;
-        make_request(&memory, request, list);
-        status = cli_start(client, &memory.request, deadline_ms, out, err);
-    } else {
-        status = attnd_fail(err, ATTND_NO_ROOM, "batch.tables: no memory to send %zu from", n);
-    }
-    free(tables);
-    free(list);
+    TRY(check_attend(request, err));
+    attend_memory m;
+    attnd_status status = make_attend(&m, request, err);
+    if (status == ATTND_OK)
+        status = start(client, &m.request, request->after, deadline_ms, out, err);
+    cli_free_tables(&m.batch.tables);
     return status;
-}
-
-attnd_status attnd_wait(attnd_pending *pending, attnd_timing *timing, attnd_err *err)
-{
-    Attnd__V1__Reply *reply;
-    TRY(cli_finish(pending, &reply, err));
-    if (timing)
-        *timing = (attnd_timing){reply->attend->queue_us, reply->attend->device_us};
-    attnd__v1__reply__free_unpacked(reply, NULL);
-    return ATTND_OK;
 }
 
 attnd_status attnd_attend(attnd_client *client, const attnd_attend_request *request,
@@ -179,4 +78,170 @@ attnd_status attnd_attend(attnd_client *client, const attnd_attend_request *requ
     attnd_pending *pending;
     TRY(attnd_attend_start(client, request, timeout_ms, &pending, err));
     return attnd_wait(pending, timing, err);
+}
+
+/* ---- Step ---- */
+
+typedef struct step_memory {
+    Attnd__V1__Request request;
+    Attnd__V1__StepRequest step;
+    cli_update update;
+    cli_layer_tensor q, k, v, out, lse;
+} step_memory;
+
+static attnd_status check_step(const attnd_step_request *r, attnd_err *err)
+{
+    TRY(cli_check_tensor(&r->q.first, "q.first", err));
+    TRY(cli_check_tensor(&r->k.first, "k.first", err));
+    TRY(cli_check_tensor(&r->v.first, "v.first", err));
+    TRY(cli_check_tensor(&r->out.first, "out.first", err));
+    return cli_check_tensor(&r->lse.first, "lse.first", err);
+}
+
+static attnd_status make_step(step_memory *m, const attnd_step_request *from, attnd_err *err)
+{
+    attnd__v1__request__init(&m->request);
+    attnd__v1__step_request__init(&m->step);
+    m->update.appended = (cli_tables){0};
+    m->step.plan = from->plan;
+    if (from->update) {
+        TRY(cli_make_update(&m->update, from->plan, from->update, err));
+        m->step.update = &m->update.update;
+    }
+    m->step.first_layer = from->first_layer;
+    m->step.n_layers = from->n_layers;
+    m->step.q = cli_make_layer_tensor(&m->q, &from->q);
+    m->step.k = cli_make_layer_tensor(&m->k, &from->k);
+    m->step.v = cli_make_layer_tensor(&m->v, &from->v);
+    m->step.out = cli_make_layer_tensor(&m->out, &from->out);
+    m->step.lse = cli_make_layer_tensor(&m->lse, &from->lse);
+    m->step.keys = (Attnd__V1__Keys)from->keys;
+    m->request.op_case = ATTND__V1__REQUEST__OP_STEP;
+    m->request.step = &m->step;
+    return ATTND_OK;
+}
+
+attnd_status attnd_step_start(attnd_client *client, const attnd_step_request *request,
+                              uint32_t timeout_ms, attnd_pending **out, attnd_err *err)
+{
+    int64_t deadline_ms = cli_deadline_ms(client, timeout_ms);
+    *out = NULL;
+    TRY(check_step(request, err));
+    step_memory m;
+    attnd_status status = make_step(&m, request, err);
+    if (status == ATTND_OK)
+        status = start(client, &m.request, request->after, deadline_ms, out, err);
+    cli_free_tables(&m.update.appended);
+    return status;
+}
+
+attnd_status attnd_step(attnd_client *client, const attnd_step_request *request,
+                        uint32_t timeout_ms, attnd_timing *timing, attnd_err *err)
+{
+    attnd_pending *pending;
+    TRY(attnd_step_start(client, request, timeout_ms, &pending, err));
+    return attnd_wait(pending, timing, err);
+}
+
+/* ---- Merge ---- */
+
+typedef struct partial_memory {
+    Attnd__V1__Partial partial;
+    Attnd__V1__Tensor out, lse, stats;
+} partial_memory;
+
+static attnd_status check_merge(const attnd_merge_request *r, attnd_err *err)
+{
+    for (size_t i = 0; i < r->n_partials; i++) {
+        const attnd_partial *part = &r->partials[i];
+        attnd_status status = cli_check_tensor(&part->out, "out", err);
+        if (status == ATTND_OK)
+            status = cli_check_tensor(&part->lse, "lse", err);
+        if (status == ATTND_OK)
+            status = cli_check_tensor(&part->stats, "stats", err);
+        if (status != ATTND_OK) {
+            attnd_err_prefix(err, "partials[%zu].", i);
+            return status;
+        }
+    }
+    TRY(cli_check_tensor(&r->out, "out", err));
+    TRY(cli_check_tensor(&r->lse, "lse", err));
+    return cli_check_tensor(&r->stats, "stats", err);
+}
+
+static Attnd__V1__Partial *make_partial(partial_memory *m, const attnd_partial *from)
+{
+    attnd__v1__partial__init(&m->partial);
+    m->partial.out = cli_make_tensor(&m->out, &from->out);
+    m->partial.lse = cli_make_tensor(&m->lse, &from->lse);
+    m->partial.stats = cli_make_tensor(&m->stats, &from->stats);
+    return &m->partial;
+}
+
+static attnd_status start_merge(attnd_client *client, const attnd_merge_request *from,
+                                partial_memory *memory, Attnd__V1__Partial **list,
+                                int64_t deadline_ms, attnd_pending **out, attnd_err *err)
+{
+    Attnd__V1__MergeRequest merge = ATTND__V1__MERGE_REQUEST__INIT;
+    Attnd__V1__Tensor merged, lse, stats;
+    for (size_t i = 0; i < from->n_partials; i++)
+        list[i] = make_partial(&memory[i], &from->partials[i]);
+    merge.n_partials = from->n_partials;
+    merge.partials = list;
+    merge.out = cli_make_tensor(&merged, &from->out);
+    merge.lse = cli_make_tensor(&lse, &from->lse);
+    merge.stats = cli_make_tensor(&stats, &from->stats);
+    Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
+    request.op_case = ATTND__V1__REQUEST__OP_MERGE;
+    request.merge = &merge;
+    return start(client, &request, from->after, deadline_ms, out, err);
+}
+
+attnd_status attnd_merge_start(attnd_client *client, const attnd_merge_request *request,
+                               uint32_t timeout_ms, attnd_pending **out, attnd_err *err)
+{
+    int64_t deadline_ms = cli_deadline_ms(client, timeout_ms);
+    size_t n = request->n_partials;
+    *out = NULL;
+    TRY(check_merge(request, err));
+    partial_memory *memory = calloc(n + 1, sizeof *memory);
+    Attnd__V1__Partial **list = calloc(n + 1, sizeof *list);
+    attnd_status status =
+        memory && list ? start_merge(client, request, memory, list, deadline_ms, out, err)
+                       : attnd_fail(err, ATTND_NO_ROOM, "partials: no memory to send %zu from", n);
+    free(memory);
+    free(list);
+    return status;
+}
+
+attnd_status attnd_merge(attnd_client *client, const attnd_merge_request *request,
+                         uint32_t timeout_ms, attnd_timing *timing, attnd_err *err)
+{
+    attnd_pending *pending;
+    TRY(attnd_merge_start(client, request, timeout_ms, &pending, err));
+    return attnd_wait(pending, timing, err);
+}
+
+/* ---- The wait ---- */
+
+static attnd_timing timing_of(const Attnd__V1__Reply *reply)
+{
+    switch (reply->result_case) {
+    case ATTND__V1__REPLY__RESULT_STEP:
+        return (attnd_timing){reply->step->queue_us, reply->step->device_us, reply->step->version};
+    case ATTND__V1__REPLY__RESULT_MERGE:
+        return (attnd_timing){reply->merge->queue_us, reply->merge->device_us, 0};
+    default:
+        return (attnd_timing){reply->attend->queue_us, reply->attend->device_us, 0};
+    }
+}
+
+attnd_status attnd_wait(attnd_pending *pending, attnd_timing *timing, attnd_err *err)
+{
+    Attnd__V1__Reply *reply;
+    TRY(cli_finish(pending, &reply, err));
+    if (timing)
+        *timing = timing_of(reply);
+    attnd__v1__reply__free_unpacked(reply, NULL);
+    return ATTND_OK;
 }

@@ -28,15 +28,21 @@
  * may refuse with
  *
  *     UNAVAILABLE, UNREACHABLE          nobody answers at the path that the text names
- *     UNAVAILABLE, RESTARTED            the connection broke while the call was on its way, or the
- *                                       session has ended with the daemon it was of: then every
+ *     UNAVAILABLE, RESTARTED            the connection broke and the call was not answered over
+ *                                       another one either; or the session has ended: then every
  *                                       later call refuses so too, at once; close, connect anew
  *     DEADLINE_EXCEEDED, TIMED_OUT      no answer within the timeout
  *     RESOURCE_EXHAUSTED, NO_ROOM       no memory; or the daemon has none: the text says of what
  *     INTERNAL, BROKEN                  the daemon answered something that makes no sense
  *
- * and with what its own comment adds. Nothing is sent twice: a request whose connection broke is
- * not repeated, though a new connection is made by itself.
+ * and with what its own comment adds.
+ *
+ * Broken connections. The daemon lets a session linger, for 2 s unless configured, after its last
+ * connection has broken. A call that meets a broken connection tries for 1 s, within its timeout,
+ * to make another; then the same session goes on, and what was in flight is sent once more under
+ * the same number. A number that the daemon has seen gets the first answer again and is not carried
+ * out twice. Another daemon, one that was started again, knows nothing of the session: it has
+ * ended.
  *
  * Timeouts. timeout_ms is in milliseconds; 0 is the client's, given to attnd_connect. Every call
  * returns within it. The daemon gets the same deadline, up to 100 ms earlier, so that its own
@@ -208,7 +214,8 @@ ATTND_API attnd_status attnd_close_model(attnd_client *client, uint64_t model, u
 /* ---- Buffers ---- */
 
 /* Creates bytes of shared memory, zeroed, and maps them here. The caller frees *out; it is NULL on
- * refusal. Refuses TOO_LARGE. */
+ * refusal. May take 200 ms more than its timeout, to give back what it could not map in time.
+ * Refuses TOO_LARGE. */
 ATTND_API attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes,
                                            uint32_t timeout_ms, attnd_buffer **out, attnd_err *err);
 
@@ -284,8 +291,9 @@ typedef enum attnd_keys {
 /* One layer: append k and v, attend, write out. Dv is head_dim_v. */
 typedef struct attnd_attend_request {
     uint64_t model;
-    uint32_t layer; /* 0 .. n_layers-1 */
-    attnd_batch batch;
+    uint32_t layer;    /* 0 .. n_layers-1 */
+    uint64_t plan;     /* of attnd_create_plan: its newest version; 0: batch says */
+    attnd_batch batch; /* looked at only when plan is 0 */
     attnd_tensor q;    /* [tokens][n_heads][head_dim]; or fused: q alone, [tokens][q | k | v] */
     attnd_tensor k, v; /* [tokens][n_kv_heads][head_dim or Dv]; absent both: nothing is appended */
     attnd_keys keys;
@@ -294,12 +302,13 @@ typedef struct attnd_attend_request {
     attnd_tensor stats;   /* [tokens][n_heads][2] F32, (m, l); may be absent */
     bool batch_invariant; /* a row's bits do not depend on the other rows of the batch */
     uint64_t after; /* attnd_pending_id of a request that must have been launched before; 0: none.
-                     * Refused UNSUPPORTED unless the features name "after" */
+                     * STALE when that one was refused, or is older than the last 64 requests */
 } attnd_attend_request;
 
 typedef struct attnd_timing {
     uint64_t queue_us;  /* from receipt to launch */
     uint64_t device_us; /* from the start on the device to completion */
+    uint64_t version;   /* of the plan that a step ran with; 0: it was no step */
 } attnd_timing;
 
 /* Attends and waits until the outputs lie in their buffers. Borrows request for the call. timing
@@ -322,8 +331,116 @@ ATTND_API attnd_status attnd_attend_start(attnd_client *client, const attnd_atte
 ATTND_API uint64_t attnd_pending_id(const attnd_pending *pending);
 
 /* Waits for the answer, until the request's deadline, and frees pending in any case. Refuses as
- * attnd_attend. */
+ * attnd_attend, attnd_step or attnd_merge. */
 ATTND_API attnd_status attnd_wait(attnd_pending *pending, attnd_timing *timing, attnd_err *err);
+
+/* ---- Plans ---- */
+
+/* A batch that the daemon has checked once and keeps for all layers and for the steps that follow.
+ */
+typedef struct attnd_plan {
+    uint64_t plan;    /* handle */
+    uint64_t version; /* the newest */
+} attnd_plan;
+
+/* Makes a plan of a batch: for all layers of the groups that its tables name. batch_invariant as in
+ * attnd_attend_request. Borrows batch for the call; fills *out, version 1. Refuses as attnd_attend
+ * does, with paths as "batch.kv_lens[3]". The plan lives until it is dropped, or with the session.
+ */
+ATTND_API attnd_status attnd_create_plan(attnd_client *client, uint64_t model,
+                                         const attnd_batch *batch, bool batch_invariant,
+                                         uint32_t timeout_ms, attnd_plan *out, attnd_err *err);
+
+/* The next call of the same sequences. Lengths are absolute. */
+typedef struct attnd_plan_update {
+    uint64_t version;            /* the one it starts from: the newest; the new one is one higher */
+    attnd_ints q_lens;           /* [sequences]; absent: as they were */
+    attnd_ints kv_lens;          /* [sequences]; absent: as they were */
+    const attnd_table *appended; /* [n_appended] new blocks only. width 0: for each sequence as many
+                                  * as its kv_len needs more than before; else width entries a
+                                  * sequence, of which so many count */
+    size_t n_appended;
+    attnd_ints slots;     /* as in attnd_batch; a plan made with slots needs them anew */
+    attnd_ints positions; /* as in attnd_batch; a plan made with positions needs them anew */
+} attnd_plan_update;
+
+/* Makes the plan's next version and, unless version is NULL, fills it. Work that was accepted with
+ * an older one goes on with that; a plan keeps two versions, so that an update that would need a
+ * third waits for the oldest work. Borrows update for the call. Refuses STALE when update->version
+ * is not the newest, NO_SUCH_HANDLE, and as attnd_attend does, with paths as
+ * "update.appended[0].block_ids[7]"; then the plan is as it was. */
+ATTND_API attnd_status attnd_update_plan(attnd_client *client, uint64_t plan,
+                                         const attnd_plan_update *update, uint32_t timeout_ms,
+                                         uint64_t *version, attnd_err *err);
+
+/* Drops a plan; work that was accepted with it goes on. Refuses NO_SUCH_HANDLE. */
+ATTND_API attnd_status attnd_drop_plan(attnd_client *client, uint64_t plan, uint32_t timeout_ms,
+                                       attnd_err *err);
+
+/* ---- Steps ---- */
+
+/* A tensor for each layer of a step: layer i, counted from the step's first, lies layer_stride · i
+ * behind the first one, or with a ring layer_stride · (i mod ring). */
+typedef struct attnd_layer_tensor {
+    attnd_tensor first;   /* of the first layer; without a buffer: none is given */
+    int64_t layer_stride; /* bytes, not negative, a multiple of the element */
+    uint32_t ring;        /* 0: no ring */
+} attnd_layer_tensor;
+
+/* Layers first_layer .. first_layer + n_layers - 1 of a plan, in order, as attnd_attend would do
+ * one by one. Shapes as in attnd_attend_request. */
+typedef struct attnd_step_request {
+    uint64_t plan;
+    const attnd_plan_update *update; /* applied first, as attnd_update_plan does; NULL: none */
+    uint32_t first_layer, n_layers;
+    attnd_layer_tensor q;
+    attnd_layer_tensor k, v; /* absent both: nothing is appended */
+    attnd_keys keys;
+    attnd_layer_tensor out;
+    attnd_layer_tensor lse; /* may be absent */
+    uint64_t after;         /* as in attnd_attend_request */
+} attnd_step_request;
+
+/* Steps and waits until all layers' outputs lie in their buffers. Borrows request and its update
+ * for the call. timing may be NULL; its version is the one to start the next update from. Refuses
+ * as attnd_attend and attnd_update_plan do, with paths as "q.first.shape[0]" or
+ * "update.kv_lens[3]"; then no layer ran and the plan is as it was, but for KERNEL_FAILED. */
+ATTND_API attnd_status attnd_step(attnd_client *client, const attnd_step_request *request,
+                                  uint32_t timeout_ms, attnd_timing *timing, attnd_err *err);
+
+/* As attnd_step, but returns when the request is sent, as attnd_attend_start does. */
+ATTND_API attnd_status attnd_step_start(attnd_client *client, const attnd_step_request *request,
+                                        uint32_t timeout_ms, attnd_pending **out, attnd_err *err);
+
+/* ---- Merging ---- */
+
+/* Attention of the same rows over one part of their keys, with lse or stats, one of them. A row
+ * whose lse is -inf (whose l is 0) saw no key: its out is not read. */
+typedef struct attnd_partial {
+    attnd_tensor out;   /* [tokens][n_heads][width] F32, F16 or BF16 */
+    attnd_tensor lse;   /* [tokens][n_heads] F32, natural log */
+    attnd_tensor stats; /* [tokens][n_heads][2] F32, (m, l) */
+} attnd_partial;
+
+/* Parts over disjoint keys become attention over all of them, merged in their order. */
+typedef struct attnd_merge_request {
+    const attnd_partial *partials; /* [n_partials], 1 .. 1024, of one shape */
+    size_t n_partials;
+    attnd_tensor out;   /* [tokens][n_heads][width]; overlaps no input */
+    attnd_tensor lse;   /* may be absent */
+    attnd_tensor stats; /* may be absent */
+    uint64_t after;     /* as in attnd_attend_request */
+} attnd_merge_request;
+
+/* Merges and waits until the outputs lie in their buffers. Borrows request for the call. timing may
+ * be NULL. Refuses BAD_TENSOR, BAD_GEOMETRY, BAD_COMBINATION, NO_SUCH_HANDLE, TOO_LARGE with paths
+ * as "partials[3].lse". */
+ATTND_API attnd_status attnd_merge(attnd_client *client, const attnd_merge_request *request,
+                                   uint32_t timeout_ms, attnd_timing *timing, attnd_err *err);
+
+/* As attnd_merge, but returns when the request is sent, as attnd_attend_start does. */
+ATTND_API attnd_status attnd_merge_start(attnd_client *client, const attnd_merge_request *request,
+                                         uint32_t timeout_ms, attnd_pending **out, attnd_err *err);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,9 @@
 #include "proto/client/client.h"
 
 enum { PACKET = 1024, MAX_FDS = 8 }; /* of a packet; all descriptors but the first are closed */
+
+/* What could not be fetched in time is given back in this time more, or with the session. */
+enum { GIVE_BACK_MS = 200 };
 
 struct attnd_buffer {
     attnd_client *client;
@@ -139,27 +143,23 @@ static attnd_status exchange_in_turn(cli_lease *lease, const Attnd__V1__FdReques
     /* A late reply would be taken for the next one's. */
     shutdown(lease->fd, SHUT_RDWR);
     if (n < 0)
-        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: no reply in time; the session ends",
-                          lease->path);
+        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: no reply in time", lease->path);
     return attnd_fail(err, ATTND_RESTARTED, "buf = %s: attnd closed the connection or is gone",
                       lease->path);
 }
 
 /* One packet out, one in. On refusal there is neither *out nor *fd; else the caller frees *out and
- * closes *fd unless it is -1. */
-static attnd_status exchange(cli_lease *lease, uint64_t session, uint64_t buffer,
-                             int64_t deadline_ms, Attnd__V1__FdReply **out, int *fd, attnd_err *err)
+ * closes *fd unless it is -1. The caller has the turn. */
+static attnd_status ask_in_turn(cli_lease *lease, uint64_t session, uint64_t buffer,
+                                int64_t deadline_ms, Attnd__V1__FdReply **out, int *fd,
+                                attnd_err *err)
 {
     Attnd__V1__FdRequest request = ATTND__V1__FD_REQUEST__INIT;
     request.session = session;
     request.buffer = buffer;
     *out = NULL;
     *fd = -1;
-    if (!take_turn(lease, deadline_ms))
-        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: another buffer is still asked for",
-                          lease->path);
     attnd_status status = exchange_in_turn(lease, &request, out, fd, deadline_ms, err);
-    give_turn(lease);
     if (status == ATTND_OK)
         status = cli_refusal((*out)->status, err);
     if (status == ATTND_OK)
@@ -172,26 +172,53 @@ static attnd_status exchange(cli_lease *lease, uint64_t session, uint64_t buffer
     return status;
 }
 
-attnd_status cli_lease_open(cli_lease *lease, const char *path, uint64_t session,
-                            int64_t deadline_ms, attnd_err *err)
+/* ask_in_turn() when it is our turn. */
+static attnd_status ask_for(cli_lease *lease, uint64_t session, uint64_t buffer,
+                            int64_t deadline_ms, Attnd__V1__FdReply **out, int *fd, attnd_err *err)
 {
-    lease->path = path;
-    lease->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (lease->fd < 0)
-        return attnd_fail(err, ATTND_NO_ROOM, "buf = %s: %s", path, strerror(errno));
-    attnd_status status = connect_until(lease->fd, path, deadline_ms, err);
+    *out = NULL;
+    *fd = -1;
+    if (!take_turn(lease, deadline_ms))
+        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: another buffer is still asked for",
+                          lease->path);
+    attnd_status status = ask_in_turn(lease, session, buffer, deadline_ms, out, fd, err);
+    give_turn(lease);
+    return status;
+}
+
+/* The caller has the turn. Puts a new connection at lease->fd, whatever was there. */
+static attnd_status connect_in_turn(cli_lease *lease, uint64_t session, int64_t deadline_ms,
+                                    attnd_err *err)
+{
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return attnd_fail(err, ATTND_NO_ROOM, "buf = %s: %s", lease->path, strerror(errno));
+    attnd_status status = connect_until(fd, lease->path, deadline_ms, err);
     if (status != ATTND_OK) {
-        close(lease->fd);
-        lease->fd = -1;
+        close(fd);
         return status;
     }
+    if (lease->fd >= 0) {
+        dup3(fd, lease->fd, O_CLOEXEC);
+        close(fd);
+    } else {
+        lease->fd = fd;
+    }
     Attnd__V1__FdReply *reply;
-    int fd;
-    TRY(exchange(lease, session, 0, deadline_ms, &reply, &fd, err));
+    status = ask_in_turn(lease, session, 0, deadline_ms, &reply, &fd, err);
+    if (status != ATTND_OK)
+        return status;
     attnd__v1__fd_reply__free_unpacked(reply, NULL);
     if (fd >= 0)
         close(fd);
     return ATTND_OK;
+}
+
+attnd_status cli_lease_open(cli_lease *lease, const char *path, uint64_t session,
+                            int64_t deadline_ms, attnd_err *err)
+{
+    lease->path = path;
+    return connect_in_turn(lease, session, deadline_ms, err);
 }
 
 bool cli_lease_is_gone(const cli_lease *lease)
@@ -201,6 +228,33 @@ bool cli_lease_is_gone(const cli_lease *lease)
         return false;
     ssize_t n = recv(lease->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+attnd_status cli_lease_hold(cli_lease *lease, uint64_t session, int64_t deadline_ms, attnd_err *err)
+{
+    enum { AGAIN_MS = 20 };
+    int64_t reconnect_ms = cli_now_ms() + CLI_RECONNECT_MS;
+    int64_t until_ms = deadline_ms < reconnect_ms ? deadline_ms : reconnect_ms;
+    attnd_err why;
+    if (!cli_lease_is_gone(lease))
+        return ATTND_OK;
+    if (!take_turn(lease, deadline_ms))
+        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: another thread takes the lease again",
+                          lease->path);
+    attnd_status status = ATTND_OK;
+    while (cli_lease_is_gone(lease)) {
+        status = connect_in_turn(lease, session, deadline_ms, &why);
+        if (status != ATTND_OK)
+            shutdown(lease->fd, SHUT_RDWR); /* it leases nothing */
+        if (status != ATTND_UNAVAILABLE || cli_now_ms() + AGAIN_MS > until_ms)
+            break;
+        usleep(AGAIN_MS * 1000); /* a daemon that begins anew listens again soon */
+    }
+    give_turn(lease);
+    if (status == ATTND_UNAVAILABLE)
+        return attnd_fail(err, ATTND_RESTARTED,
+                          "buf = %s: the connection broke and is not to be had again", lease->path);
+    return status == ATTND_OK ? ATTND_OK : cli_hand_on(&why, err);
 }
 
 /* ---- Buffers ---- */
@@ -233,10 +287,19 @@ static attnd_status map(attnd_buffer *buffer, const Attnd__V1__FdReply *reply, i
 static attnd_status fetch(attnd_buffer *buffer, int64_t deadline_ms, attnd_err *err)
 {
     attnd_client *client = buffer->client;
+    cli_lease *lease = &client->lease;
     Attnd__V1__FdReply *reply;
     int fd;
-    TRY(exchange(&client->lease, client->session, buffer->handle, deadline_ms, &reply, &fd, err));
-    attnd_status status = map(buffer, reply, fd, err);
+    attnd_err why;
+    attnd_status status =
+        ask_for(lease, client->session, buffer->handle, deadline_ms, &reply, &fd, &why);
+    if (status == ATTND_UNAVAILABLE) { /* it broke, and asking twice does no harm */
+        TRY(cli_hold(client, deadline_ms, err));
+        status = ask_for(lease, client->session, buffer->handle, deadline_ms, &reply, &fd, &why);
+    }
+    if (status != ATTND_OK)
+        return cli_hand_on(&why, err);
+    status = map(buffer, reply, fd, err);
     attnd__v1__fd_reply__free_unpacked(reply, NULL);
     return status;
 }
@@ -289,8 +352,11 @@ attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes, uint32_t 
     attnd_status status = ask(client, bytes, deadline_ms, &buffer->handle, err);
     if (status == ATTND_OK) {
         status = fetch(buffer, deadline_ms, err);
-        if (status != ATTND_OK)
-            give_back(client, buffer->handle, deadline_ms, NULL);
+        if (status != ATTND_OK) {
+            int64_t a_little = cli_now_ms() + GIVE_BACK_MS;
+            give_back(client, buffer->handle, deadline_ms < a_little ? a_little : deadline_ms,
+                      NULL);
+        }
     }
     if (status != ATTND_OK) {
         unmap(buffer);

@@ -19,16 +19,31 @@ struct attnd_pending {
     nng_aio *aio;
     uint64_t id;
     uint32_t op;
+    int64_t deadline_ms;
+    bool may_repeat;
+    uint8_t *bytes; /* [n_bytes] of the request */
+    size_t n_bytes, n_room;
     attnd_pending *next;      /* wire->all */
     attnd_pending *next_free; /* wire->unused */
+    /* Under lock: */
+    bool is_in_flight; /* sent, and not received yet */
+    bool is_cut;       /* it was, and a repeat could not be sent */
+    bool is_sending;   /* it is being repeated, and aio is that thread's */
+    bool is_repeated;  /* over a new connection: once */
+    bool is_lost;      /* no repeat could be sent in time */
+    unsigned n_tries;  /* of repeating it and what this struct was before */
 };
 
 struct cli_wire {
     nng_socket socket;
     char *path;
     atomic_int n_pipes;
-    pthread_mutex_t lock; /* guards the lists; no other lock is taken under it */
+    atomic_uint n_breaks; /* connections that ended */
+    pthread_mutex_t lock; /* guards what follows; no other lock is taken under it */
+    pthread_cond_t changed;
     attnd_pending *all, *unused;
+    unsigned n_breaks_seen; /* what was cut off by these is repeated */
+    bool is_given_up; /* no connection came for CLI_RECONNECT_MS: others that wait wait no more */
 };
 
 int64_t cli_now_ms(void)
@@ -114,6 +129,8 @@ static attnd_status dial_until(cli_wire *wire, nng_dialer dialer, int64_t deadli
 static void count_pipe(nng_pipe pipe, nng_pipe_ev event, void *arg)
 {
     cli_wire *wire = arg;
+    if (event == NNG_PIPE_EV_REM_POST)
+        atomic_fetch_add(&wire->n_breaks, 1);
     atomic_fetch_add(&wire->n_pipes, event == NNG_PIPE_EV_ADD_POST ? 1 : -1);
 }
 
@@ -124,7 +141,7 @@ static int open_socket(cli_wire *wire, nng_dialer *dialer)
     int error = nng_req0_open(&wire->socket);
     if (error)
         return error;
-    /* By default nng sends a request again, after a minute or over a new connection. */
+    /* By default nng sends a request again by itself, after a minute or over a new connection. */
     error = nng_socket_set_ms(wire->socket, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE);
     if (!error)
         error = nng_pipe_notify(wire->socket, NNG_PIPE_EV_ADD_POST, count_pipe, wire);
@@ -153,6 +170,7 @@ attnd_status cli_wire_open(cli_wire **out, const char *path, int64_t deadline_ms
         return attnd_fail(err, ATTND_NO_ROOM, "data = %s: no memory to connect with", path);
     }
     pthread_mutex_init(&wire->lock, NULL);
+    pthread_cond_init(&wire->changed, NULL);
     nng_dialer dialer;
     int error = open_socket(wire, &dialer);
     attnd_status status =
@@ -177,8 +195,10 @@ void cli_wire_close(cli_wire *wire)
         if (nng_aio_get_msg(p->aio))
             nng_msg_free(nng_aio_get_msg(p->aio));
         nng_aio_free(p->aio);
+        free(p->bytes);
         free(p);
     }
+    pthread_cond_destroy(&wire->changed);
     pthread_mutex_destroy(&wire->lock);
     free(wire->path);
     free(wire);
@@ -221,14 +241,64 @@ static attnd_pending *take_pending(cli_wire *wire)
 static void give_pending(attnd_pending *p)
 {
     pthread_mutex_lock(&p->wire->lock);
+    p->is_in_flight = false;
     p->next_free = p->wire->unused;
     p->wire->unused = p;
     pthread_mutex_unlock(&p->wire->lock);
 }
 
-/* Why it could not be sent. */
-static attnd_status unsent(const cli_wire *wire, int error, attnd_err *err)
+/* The request's bytes, kept for a repeat. */
+static bool pack(attnd_pending *p, const Attnd__V1__Request *request)
 {
+    size_t n = attnd__v1__request__get_packed_size(request);
+    if (n > p->n_room) {
+        uint8_t *bytes = realloc(p->bytes, n);
+        if (!bytes)
+            return false;
+        p->bytes = bytes;
+        p->n_room = n;
+    }
+    p->n_bytes = attnd__v1__request__pack(request, p->bytes);
+    return true;
+}
+
+/* Sends, and begins to receive, once a connection has taken it: receiving sooner crashes nng 1.5.2.
+ * Returns nng's error. */
+static int send_bytes(attnd_pending *p, int64_t until_ms)
+{
+    cli_wire *wire = p->wire;
+    nng_msg *msg;
+    int error = nng_msg_alloc(&msg, p->n_bytes);
+    if (error)
+        return error;
+    memcpy(nng_msg_body(msg), p->bytes, p->n_bytes);
+    nng_aio_set_msg(p->aio, msg);
+    /* Of whoever is connected and does not read there is more patience than of nobody. */
+    int64_t next_ms = cli_now_ms() + CLI_RECONNECT_MS;
+    do {
+        nng_aio_set_timeout(p->aio, left_ms(next_ms < until_ms ? next_ms : until_ms));
+        next_ms = until_ms;
+        nng_ctx_send(p->ctx, p->aio);
+        nng_aio_wait(p->aio);
+        error = nng_aio_result(p->aio);
+    } while (error == NNG_ETIMEDOUT && atomic_load(&wire->n_pipes) > 0 && cli_now_ms() < until_ms);
+    nng_aio_set_msg(p->aio, NULL);
+    if (error) {
+        nng_msg_free(msg);
+        return error;
+    }
+    nng_aio_set_timeout(p->aio, left_ms(p->deadline_ms));
+    nng_ctx_recv(p->ctx, p->aio);
+    return 0;
+}
+
+/* Why it could not be sent. */
+static attnd_status unsent(const attnd_pending *p, int error, attnd_err *err)
+{
+    const cli_wire *wire = p->wire;
+    if (error == NNG_ENOMEM)
+        return attnd_fail(err, ATTND_NO_ROOM, "request = %zu bytes: no memory to send it from",
+                          p->n_bytes);
     if (error != NNG_ETIMEDOUT)
         return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s", wire->path, nng_strerror(error));
     if (atomic_load(&wire->n_pipes) > 0)
@@ -237,46 +307,124 @@ static attnd_status unsent(const cli_wire *wire, int error, attnd_err *err)
                       wire->path);
 }
 
+/* ---- Repeats ----------------------------------------------------------------------------------
+ *
+ * When the connection breaks, nng ends the receives of all that was sent over it with ECONNRESET
+ * and dials anew by itself. Whoever notices first, a thread that waits or one that sends something
+ * new, repeats what was in flight; a send that went through proves that the new connection is there
+ * and that nng is done with the old one. The others find their request sent once more and wait on.
+ */
+
+/* In flight over a connection that broke, and not repeated yet. Under lock. */
+static bool is_cut_off(const attnd_pending *p)
+{
+    return p->is_in_flight && p->may_repeat && !p->is_repeated && !p->is_sending &&
+           (p->is_cut || nng_aio_result(p->aio) == NNG_ECONNRESET);
+}
+
+/* False when it could not be sent. Under lock, which is given while it sends. */
+static bool repeat(attnd_pending *p, int64_t until_ms)
+{
+    cli_wire *wire = p->wire;
+    p->is_sending = true;
+    pthread_mutex_unlock(&wire->lock);
+    int error = send_bytes(p, until_ms < p->deadline_ms ? until_ms : p->deadline_ms);
+    pthread_mutex_lock(&wire->lock);
+    p->is_sending = false;
+    p->is_repeated = error == 0;
+    wire->is_given_up = wire->is_given_up && error;
+    p->is_cut = error != 0;
+    p->n_tries++;
+    pthread_cond_broadcast(&wire->changed);
+    return error == 0;
+}
+
+static attnd_pending *first_cut_off(cli_wire *wire)
+{
+    attnd_pending *first = NULL;
+    for (attnd_pending *p = wire->all; p; p = p->next)
+        if (is_cut_off(p) && (!first || p->id < first->id))
+            first = p;
+    return first;
+}
+
+/* The connection has just taken something. What cannot be sent is left to the thread that waits
+ * for it. Under lock, which is given while it sends. */
+static void repeat_all(cli_wire *wire, int64_t until_ms)
+{
+    wire->n_breaks_seen = atomic_load(&wire->n_breaks);
+    attnd_pending *p;
+    while ((p = first_cut_off(wire)))
+        if (!repeat(p, until_ms))
+            return;
+}
+
 attnd_status cli_wire_send(cli_wire *wire, attnd_client *client, const Attnd__V1__Request *request,
-                           int64_t deadline_ms, attnd_pending **out, attnd_err *err)
+                           bool may_repeat, int64_t deadline_ms, attnd_pending **out,
+                           attnd_err *err)
 {
     *out = NULL;
-    size_t n = attnd__v1__request__get_packed_size(request);
-    nng_msg *msg;
     attnd_pending *p = take_pending(wire);
-    if (!p || nng_msg_alloc(&msg, n) != 0) {
+    if (!p || !pack(p, request)) {
         if (p)
             give_pending(p);
-        return attnd_fail(err, ATTND_NO_ROOM, "request = %zu bytes: no memory to send it from", n);
+        return attnd_fail(err, ATTND_NO_ROOM, "request = %zu bytes: no memory to send it from",
+                          attnd__v1__request__get_packed_size(request));
     }
-    attnd__v1__request__pack(request, nng_msg_body(msg));
     p->client = client;
     p->id = request->id;
     p->op = request->op_case;
-    nng_aio_set_msg(p->aio, msg);
-    nng_aio_set_timeout(p->aio, left_ms(deadline_ms));
-    nng_ctx_send(p->ctx, p->aio);
-    nng_aio_wait(p->aio); /* until a connection has taken it; receiving sooner crashes nng 1.5.2 */
-    int error = nng_aio_result(p->aio);
+    p->deadline_ms = deadline_ms;
+    p->may_repeat = may_repeat;
+    p->is_repeated = p->is_cut = p->is_lost = false;
+    int error = send_bytes(p, deadline_ms);
     if (error) {
-        nng_msg_free(msg);
-        nng_aio_set_msg(p->aio, NULL);
+        attnd_status status = unsent(p, error, err);
         give_pending(p);
-        return unsent(wire, error, err);
+        return status;
     }
-    nng_aio_set_msg(p->aio, NULL);
-    nng_aio_set_timeout(p->aio, left_ms(deadline_ms));
-    nng_ctx_recv(p->ctx, p->aio);
+    pthread_mutex_lock(&wire->lock);
+    p->is_in_flight = true;
+    if (wire->n_breaks_seen != atomic_load(&wire->n_breaks))
+        repeat_all(wire, deadline_ms);
+    pthread_mutex_unlock(&wire->lock);
     *out = p;
     return ATTND_OK;
+}
+
+/* Until the reply, or the reason why there is none, is there for good. */
+static void settle(attnd_pending *p)
+{
+    cli_wire *wire = p->wire;
+    pthread_mutex_lock(&wire->lock);
+    while (!p->is_lost) {
+        while (p->is_sending) /* no longer than until its own deadline */
+            pthread_cond_wait(&wire->changed, &wire->lock);
+        unsigned n_tries = p->n_tries;
+        pthread_mutex_unlock(&wire->lock);
+        nng_aio_wait(p->aio);
+        pthread_mutex_lock(&wire->lock);
+        if (p->is_sending || p->n_tries != n_tries) /* another thread repeats it */
+            continue;
+        if (!is_cut_off(p))
+            break;
+        bool is_in_vain = wire->is_given_up && atomic_load(&wire->n_pipes) == 0;
+        p->is_lost = is_in_vain || !repeat(p, p->deadline_ms);
+        if (!p->is_lost)
+            repeat_all(wire, p->deadline_ms);
+        else if (cli_now_ms() < p->deadline_ms)
+            wire->is_given_up = true;
+    }
+    p->is_in_flight = false;
+    pthread_mutex_unlock(&wire->lock);
 }
 
 static attnd_status take_reply(attnd_pending *p, Attnd__V1__Reply **out, attnd_err *err)
 {
     int error = nng_aio_result(p->aio);
-    if (error == NNG_ETIMEDOUT)
+    if (error == NNG_ETIMEDOUT && !p->is_lost)
         return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: no reply in time", p->wire->path);
-    if (error)
+    if (error || p->is_lost)
         return attnd_fail(err, ATTND_RESTARTED,
                           "data = %s: the connection broke before the reply came", p->wire->path);
     nng_msg *msg = nng_aio_get_msg(p->aio);
@@ -296,7 +444,7 @@ static attnd_status take_reply(attnd_pending *p, Attnd__V1__Reply **out, attnd_e
 attnd_status cli_wire_receive(attnd_pending *pending, Attnd__V1__Reply **out, attnd_err *err)
 {
     *out = NULL;
-    nng_aio_wait(pending->aio);
+    settle(pending);
     attnd_status status = take_reply(pending, out, err);
     give_pending(pending);
     return status;
@@ -310,6 +458,11 @@ attnd_client *cli_pending_client(const attnd_pending *pending)
 uint32_t cli_pending_op(const attnd_pending *pending)
 {
     return pending->op;
+}
+
+int64_t cli_pending_deadline_ms(const attnd_pending *pending)
+{
+    return pending->deadline_ms;
 }
 
 uint64_t attnd_pending_id(const attnd_pending *pending)

@@ -26,17 +26,47 @@ static uint32_t daemon_timeout_ms(int64_t deadline_ms)
     return left < 1 ? 1 : (uint32_t)left;
 }
 
+/* Every later call refuses at once. */
+static attnd_status end_session(attnd_client *client, const char *why, attnd_err *err)
+{
+    atomic_store(&client->is_over, true);
+    return attnd_fail(err, ATTND_RESTARTED, "%s", why);
+}
+
+attnd_status cli_hold(attnd_client *client, int64_t deadline_ms, attnd_err *err)
+{
+    if (!client->session)
+        return ATTND_OK;
+    if (atomic_load(&client->is_over))
+        return attnd_fail(err, ATTND_RESTARTED,
+                          "session: it has ended; a new client makes another");
+    bool is_in_time = deadline_ms - cli_now_ms() > CLI_RECONNECT_MS;
+    attnd_err why;
+    attnd_status status = cli_lease_hold(&client->lease, client->session, deadline_ms, &why);
+    if (status == ATTND_OK)
+        return ATTND_OK;
+    if (why.reason == ATTND_UNREGISTERED || (why.reason == ATTND_RESTARTED && is_in_time))
+        return end_session(client, why.text, err);
+    return cli_hand_on(&why, err);
+}
+
 attnd_status cli_start(attnd_client *client, Attnd__V1__Request *request, int64_t deadline_ms,
                        attnd_pending **out, attnd_err *err)
 {
     *out = NULL;
-    if (cli_lease_is_gone(&client->lease))
-        return attnd_fail(err, ATTND_RESTARTED, "session: it ended with its connection to %s",
-                          client->buf_path);
+    TRY(cli_hold(client, deadline_ms, err));
     request->id = atomic_fetch_add(&client->last_id, 1) + 1;
     request->session = client->session;
     request->timeout_ms = daemon_timeout_ms(deadline_ms);
-    return cli_wire_send(client->wire, client, request, deadline_ms, out, err);
+    return cli_wire_send(client->wire, client, request, client->session != 0, deadline_ms, out,
+                         err);
+}
+
+attnd_status cli_hand_on(const attnd_err *why, attnd_err *err)
+{
+    if (err)
+        *err = *why;
+    return why->status;
 }
 
 attnd_status cli_refusal(const Attnd__V1__Status *status, attnd_err *err)
@@ -57,14 +87,21 @@ attnd_status cli_refusal(const Attnd__V1__Status *status, attnd_err *err)
     return (attnd_status)status->code;
 }
 
-static attnd_status check_reply(const attnd_client *client, uint32_t op,
-                                const Attnd__V1__Reply *reply, attnd_err *err)
+static attnd_status check_reply(attnd_client *client, uint32_t op, const Attnd__V1__Reply *reply,
+                                attnd_err *err)
 {
-    if (client->session && reply->instance != client->info.instance)
-        return attnd_fail(err, ATTND_RESTARTED, "instance = %016llx: the session was of %016llx",
-                          (unsigned long long)reply->instance,
-                          (unsigned long long)client->info.instance);
-    TRY(cli_refusal(reply->status, err));
+    if (client->session && reply->instance != client->info.instance) {
+        char why[ATTND_ERR_TEXT];
+        snprintf(why, sizeof why, "instance = %016llx: the session was of %016llx",
+                 (unsigned long long)reply->instance, (unsigned long long)client->info.instance);
+        return end_session(client, why, err);
+    }
+    attnd_err refusal;
+    attnd_status status = cli_refusal(reply->status, &refusal);
+    if (status != ATTND_OK && client->session && refusal.reason == ATTND_UNREGISTERED)
+        return end_session(client, refusal.text, err);
+    if (status != ATTND_OK)
+        return cli_hand_on(&refusal, err);
     if ((uint32_t)reply->result_case != op)
         return attnd_fail(err, ATTND_BROKEN, "result = %d: %u was asked for", reply->result_case,
                           op);
@@ -73,10 +110,18 @@ static attnd_status check_reply(const attnd_client *client, uint32_t op,
 
 attnd_status cli_finish(attnd_pending *pending, Attnd__V1__Reply **out, attnd_err *err)
 {
-    const attnd_client *client = cli_pending_client(pending);
+    attnd_client *client = cli_pending_client(pending);
     uint32_t op = cli_pending_op(pending);
-    TRY(cli_wire_receive(pending, out, err));
-    attnd_status status = check_reply(client, op, *out, err);
+    int64_t deadline_ms = cli_pending_deadline_ms(pending);
+    attnd_err why = {0};
+    attnd_status status = cli_wire_receive(pending, out, &why);
+    /* Both connections are gone and the time to make them anew is up. */
+    if (why.reason == ATTND_RESTARTED && cli_lease_is_gone(&client->lease) &&
+        cli_now_ms() < deadline_ms)
+        return end_session(client, why.text, err);
+    if (status != ATTND_OK)
+        return cli_hand_on(&why, err);
+    status = check_reply(client, op, *out, err);
     if (status == ATTND_OK)
         return ATTND_OK;
     attnd__v1__reply__free_unpacked(*out, NULL);
@@ -240,7 +285,8 @@ void attnd_close(attnd_client *client)
 {
     if (!client)
         return;
-    if (client->session)
+    /* Without its lease the session ends by itself. */
+    if (client->session && !client->is_over && !cli_lease_is_gone(&client->lease))
         say_goodbye(client);
     cli_lease_fini(&client->lease);
     cli_wire_close(client->wire);

@@ -56,7 +56,12 @@ class FakeDaemon:
     def __init__(self, greeting=b"\0SP\0\0\x31\0\0", backlog=16):
         self.dir = tempfile.mkdtemp(prefix="attnd-fake-")
         self.greeting = greeting  # None: nothing is sent; b"": closes at once
-        self.on = {"hello": self.hello, "create_buffer": self.create_buffer}
+        self.on = {
+            "hello": self.hello,
+            "create_buffer": self.create_buffer,
+            "create_plan": self.create_plan,
+            "update_plan": self.update_plan,
+        }
         self.held = queue.Queue()
         self.peers = []
         self.requests = []  # every Request, in the order received
@@ -145,6 +150,17 @@ class FakeDaemon:
         reply.hello.session = SESSION
         reply.hello.version = "0.0"
         reply.hello.ordinal = 3
+        return True
+
+    @staticmethod
+    def create_plan(request, reply):
+        reply.create_plan.plan = 66
+        reply.create_plan.version = 1
+        return True
+
+    @staticmethod
+    def update_plan(request, reply):
+        reply.update_plan.version = request.update_plan.update.version + 1
         return True
 
     def create_buffer(self, request, reply):

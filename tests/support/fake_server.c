@@ -78,10 +78,23 @@ fake_action fake_answer(fake_server *server, const msg_request *request, msg_rep
         server->memory_bytes = request->create_buffer.bytes;
         int error = ftruncate(server->memory, (off_t)server->memory_bytes + 8192);
         assert(!error);
-        reply->create_buffer = (msg_create_buffer_reply){55, server->memory_bytes};
+        reply->create_buffer =
+            (msg_create_buffer_reply){.buffer = 55, .bytes = server->memory_bytes};
+        break;
+    case MSG_OP_create_plan:
+        reply->create_plan = (msg_create_plan_reply){66, 1};
+        break;
+    case MSG_OP_update_plan:
+        reply->update_plan = request->update_plan.version + 1;
         break;
     case MSG_OP_attend:
         reply->attend = (msg_attend_reply){5, 6};
+        break;
+    case MSG_OP_step:
+        reply->step = (msg_step_reply){7, 8, 9};
+        break;
+    case MSG_OP_merge:
+        reply->merge = (msg_attend_reply){10, 11};
         break;
     default:
         break;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "proto/client/attnd.h"
 #include "tests/support/fake_server.h"
@@ -220,6 +221,7 @@ static void an_attend_arrives_as_it_is_given(void **state)
     assert_string_equal(err.text, "");
     assert_int_equal(timing.queue_us, 5);
     assert_int_equal(timing.device_us, 6);
+    assert_int_equal(timing.version, 0);
     assert_int_equal(attnd_attend(client, &request, 0, NULL, NULL), ATTND_OK);
     attnd_close(client);
     fake_close(&server);
@@ -296,7 +298,7 @@ static void every_request_gets_its_own_answer(void **state)
             assert_true(attnd_pending_id(pending[i]) != attnd_pending_id(pending[k]));
     }
     for (uint32_t i = 0; i < 8; i++) {
-        attnd_timing timing = {99, 99};
+        attnd_timing timing = {99, 99, 99};
         attnd_status status = attnd_wait(pending[i], &timing, &err);
         if (i == 3) {
             assert_int_equal(status, ATTND_INVALID_ARGUMENT);
@@ -337,32 +339,142 @@ static void waiting_ends_at_the_deadline_given_at_the_start(void **state)
     fake_close(&server);
 }
 
+/* The fourth breaks the connection; what comes again is answered with its layer. */
 static fake_action break_attend(fake_server *server, const msg_request *request, msg_reply *reply)
 {
     fake_action action = fake_answer(server, request, reply);
     if (request->op != MSG_OP_attend)
         return action;
-    return server->n_requests[MSG_OP_attend] < 4 ? FAKE_SILENT : FAKE_BREAK;
+    reply->attend.queue_us = request->attend.layer;
+    unsigned n = server->n_requests[MSG_OP_attend];
+    return n < 4 ? FAKE_SILENT : n == 4 ? FAKE_BREAK : FAKE_REPLY;
 }
 
-static void all_in_flight_hear_of_a_broken_connection(void **state)
+static void all_in_flight_are_repeated_when_the_connection_breaks(void **state)
+{
+    for (int last_first = 0; last_first < 2; last_first++) {
+        fake_server server = {.answer = break_attend};
+        attnd_client *client = connected(&server);
+        attnd_pending *pending[4];
+        attnd_err err = {0};
+        int64_t begin = now_ms();
+        for (uint32_t i = 0; i < 4; i++) {
+            attnd_attend_request request = {.layer = i};
+            assert_int_equal(attnd_attend_start(client, &request, 5000, &pending[i], &err),
+                             ATTND_OK);
+        }
+        attnd_timing timing;
+        uint32_t first = last_first ? 3 : 0;
+        assert_int_equal(attnd_wait(pending[first], &timing, &err), ATTND_OK);
+        assert_string_equal(err.text, "");
+        assert_int_equal(timing.queue_us, first);
+        for (int i = 0; i < 200 && fake_n_requests(&server, MSG_OP_attend) < 8; i++)
+            usleep(10000); /* all, though nobody waits for them yet */
+        assert_int_equal(fake_n_requests(&server, MSG_OP_attend), 8);
+        for (uint32_t i = 0; i < 4; i++) {
+            if (i == first)
+                continue;
+            assert_int_equal(attnd_wait(pending[i], &timing, &err), ATTND_OK);
+            assert_int_equal(timing.queue_us, i);
+        }
+        assert_true(now_ms() - begin < 4000);
+        uint64_t *sent = server.ids + 1, *again = sent + 4; /* behind hello */
+        for (int i = 0; i < 4; i++) {
+            int n_same = 0;
+            for (int k = 0; k < 4; k++)
+                n_same += again[k] == sent[i];
+            assert_int_equal(n_same, 1);
+        }
+        attnd_close(client);
+        fake_close(&server);
+    }
+}
+
+/* Who sends something new repeats what was cut off: the new one may come after it. */
+static void a_new_request_takes_those_along_that_were_cut_off(void **state)
 {
     fake_server server = {.answer = break_attend};
+    attnd_client *client = connected(&server);
+    attnd_pending *pending[4];
+    attnd_err err;
+    for (uint32_t i = 0; i < 4; i++) {
+        attnd_attend_request request = {.layer = i};
+        assert_int_equal(attnd_attend_start(client, &request, 5000, &pending[i], &err), ATTND_OK);
+    }
+    for (int i = 0; i < 200 && fake_n_requests(&server, MSG_OP_attend) < 4; i++)
+        usleep(10000);
+    usleep(100000); /* the connection breaks, and another is made */
+    assert_int_equal(attnd_ping(client, 5000, &err), ATTND_OK);
+    for (int i = 0; i < 200 && fake_n_requests(&server, MSG_OP_attend) < 8; i++)
+        usleep(10000);
+    assert_int_equal(fake_n_requests(&server, MSG_OP_attend), 8);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(attnd_wait(pending[i], NULL, &err), ATTND_OK);
+    attnd_close(client);
+    fake_close(&server);
+}
+
+typedef struct waiter {
+    pthread_t thread;
+    attnd_pending *pending;
+    attnd_status status;
+} waiter;
+
+static void *wait_for_one(void *arg)
+{
+    waiter *w = arg;
+    w->status = attnd_wait(w->pending, NULL, NULL);
+    return NULL;
+}
+
+static void threads_that_wait_share_the_repeats(void **state)
+{
+    fake_server server = {.answer = break_attend};
+    attnd_client *client = connected(&server);
+    attnd_attend_request request = {0};
+    waiter waiters[4] = {{0}};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(attnd_attend_start(client, &request, 5000, &waiters[i].pending, NULL),
+                         ATTND_OK);
+        pthread_create(&waiters[i].thread, NULL, wait_for_one, &waiters[i]);
+    }
+    usleep(50000);
+    assert_int_equal(attnd_attend_start(client, &request, 5000, &waiters[3].pending, NULL),
+                     ATTND_OK);
+    pthread_create(&waiters[3].thread, NULL, wait_for_one, &waiters[3]);
+    for (int i = 0; i < 4; i++) {
+        pthread_join(waiters[i].thread, NULL);
+        assert_int_equal(waiters[i].status, ATTND_OK);
+    }
+    assert_int_equal(fake_n_requests(&server, MSG_OP_attend), 8);
+    attnd_close(client);
+    fake_close(&server);
+}
+
+static fake_action die_at_attend(fake_server *server, const msg_request *request, msg_reply *reply)
+{
+    fake_action action = fake_answer(server, request, reply);
+    return request->op != MSG_OP_attend            ? action
+           : server->n_requests[MSG_OP_attend] < 4 ? FAKE_SILENT
+                                                   : FAKE_DIE;
+}
+
+static void all_in_flight_hear_of_a_dead_daemon(void **state)
+{
+    fake_server server = {.answer = die_at_attend};
     attnd_client *client = connected(&server);
     attnd_attend_request request = {0};
     attnd_pending *pending[4];
     attnd_err err;
     int64_t begin = now_ms();
     for (int i = 0; i < 4; i++)
-        assert_int_equal(attnd_attend_start(client, &request, 5000, &pending[i], &err), ATTND_OK);
+        assert_int_equal(attnd_attend_start(client, &request, 30000, &pending[i], &err), ATTND_OK);
     for (int i = 0; i < 4; i++) {
         assert_int_equal(attnd_wait(pending[i], NULL, &err), ATTND_UNAVAILABLE);
         assert_int_equal(err.reason, ATTND_RESTARTED);
     }
-    assert_true(now_ms() - begin < 2000);
-    assert_int_equal(attnd_ping(client, 0, NULL), ATTND_OK);
-    assert_int_equal(fake_n_requests(&server, MSG_OP_attend), 4);
     attnd_close(client);
+    assert_true(now_ms() - begin < 3000);
     fake_close(&server);
 }
 
@@ -395,7 +507,10 @@ int main(void)
         cmocka_unit_test(more_dimensions_than_a_tensor_holds_are_refused),
         cmocka_unit_test(every_request_gets_its_own_answer),
         cmocka_unit_test(waiting_ends_at_the_deadline_given_at_the_start),
-        cmocka_unit_test(all_in_flight_hear_of_a_broken_connection),
+        cmocka_unit_test(all_in_flight_are_repeated_when_the_connection_breaks),
+        cmocka_unit_test(a_new_request_takes_those_along_that_were_cut_off),
+        cmocka_unit_test(threads_that_wait_share_the_repeats),
+        cmocka_unit_test(all_in_flight_hear_of_a_dead_daemon),
         cmocka_unit_test(closing_ends_what_nobody_waited_for),
     };
     return cmocka_run_group_tests_name("client_attend", tests, NULL, NULL);

@@ -279,7 +279,8 @@ static fake_action never(fake_server *server, const msg_fd_request *request, msg
     return FAKE_SILENT;
 }
 
-static void a_descriptor_that_does_not_come_ends_the_session(void **state)
+/* A late one would be taken for the next buffer's. */
+static void a_descriptor_that_does_not_come_ends_the_connection_it_was_asked_over(void **state)
 {
     on_fetch = never;
     fake_server server = {.fd_answer = fetch_by_script};
@@ -287,15 +288,16 @@ static void a_descriptor_that_does_not_come_ends_the_session(void **state)
     attnd_buffer *buffer;
     attnd_err err;
     char text[128];
-    snprintf(text, sizeof text, "buf = %s/buf: no reply in time; the session ends", server.dir);
+    snprintf(text, sizeof text, "buf = %s/buf: no reply in time", server.dir);
     assert_int_equal(attnd_create_buffer(client, 100, 200, &buffer, &err), ATTND_DEADLINE_EXCEEDED);
     assert_null(buffer);
     assert_refusal(&err, ATTND_TIMED_OUT, text);
-    assert_true(fake_wait_leases(&server, 0));
-    snprintf(text, sizeof text, "session: it ended with its connection to %s/buf", server.dir);
-    assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_UNAVAILABLE);
-    assert_refusal(&err, ATTND_RESTARTED, text);
-    assert_int_equal(fake_n_requests(&server, MSG_OP_create_buffer), 1);
+    assert_true(fake_wait_leases(&server, 1)); /* of a new connection */
+    assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
+    pthread_mutex_lock(&server.lock);
+    on_fetch = fake_fd_answer;
+    pthread_mutex_unlock(&server.lock);
+    assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_OK);
     attnd_close(client);
     fake_close(&server);
 }
@@ -305,7 +307,7 @@ static fake_action hang_up(fake_server *server, const msg_fd_request *request, m
     return FAKE_BREAK;
 }
 
-static void a_buffer_socket_that_closes_is_said(void **state)
+static void a_buffer_socket_that_closes_twice_is_said(void **state)
 {
     on_fetch = hang_up;
     fake_server server = {.fd_answer = fetch_by_script};
@@ -317,6 +319,29 @@ static void a_buffer_socket_that_closes_is_said(void **state)
     assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_UNAVAILABLE);
     assert_null(buffer);
     assert_refusal(&err, ATTND_RESTARTED, text);
+    assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
+    attnd_close(client);
+    fake_close(&server);
+}
+
+static fake_action hang_up_once(fake_server *server, const msg_fd_request *request,
+                                msg_fd_reply *reply)
+{
+    return server->n_fd_requests == 2 ? FAKE_BREAK : FAKE_REPLY;
+}
+
+static void a_buffer_is_asked_for_again_over_a_new_lease(void **state)
+{
+    on_fetch = hang_up_once;
+    fake_server server = {.fd_answer = fetch_by_script};
+    attnd_client *client = connected(&server);
+    attnd_buffer *buffer;
+    attnd_err err = {0};
+    assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_OK);
+    assert_string_equal(err.text, "");
+    assert_int_equal(server.n_fd_requests, 4); /* lease, buffer, lease, buffer */
+    assert_int_equal(fake_n_requests(&server, MSG_OP_create_buffer), 1);
+    assert_true(fake_wait_leases(&server, 1));
     attnd_close(client);
     fake_close(&server);
 }
@@ -393,8 +418,9 @@ int main(void)
         cmocka_unit_test(a_buffer_whose_freeing_is_refused_is_unmapped),
         cmocka_unit_test(a_buffer_that_cannot_be_fetched_is_given_back),
         cmocka_unit_test(a_packet_that_does_not_decode_is_broken),
-        cmocka_unit_test(a_descriptor_that_does_not_come_ends_the_session),
-        cmocka_unit_test(a_buffer_socket_that_closes_is_said),
+        cmocka_unit_test(a_descriptor_that_does_not_come_ends_the_connection_it_was_asked_over),
+        cmocka_unit_test(a_buffer_socket_that_closes_twice_is_said),
+        cmocka_unit_test(a_buffer_is_asked_for_again_over_a_new_lease),
         cmocka_unit_test(threads_share_the_buffer_socket),
         cmocka_unit_test(waiting_for_anothers_descriptor_ends_in_time),
     };

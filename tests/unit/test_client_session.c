@@ -287,8 +287,8 @@ static void a_lease_without_reply_ends_in_time(void **state)
     assert_int_equal(attnd_connect(&client, server.dir, "x", 300, &err), ATTND_DEADLINE_EXCEEDED);
     int64_t took = now_ms() - begin;
     assert_true(took >= 290 && took < 1500);
-    assert_refusal(&err, ATTND_DEADLINE_EXCEEDED, ATTND_TIMED_OUT,
-                   "buf = %s/buf: no reply in time; the session ends", server.dir);
+    assert_refusal(&err, ATTND_DEADLINE_EXCEEDED, ATTND_TIMED_OUT, "buf = %s/buf: no reply in time",
+                   server.dir);
     fake_close(&server);
 }
 
@@ -343,15 +343,23 @@ static fake_action ping_by_script(fake_server *server, const msg_request *reques
     return request->op == MSG_OP_ping ? on_ping(server, request, reply) : action;
 }
 
+/* A client whose pings go by the script; the caller closes both. */
+static attnd_client *scripted(fake_server *server,
+                              fake_action (*script)(fake_server *, const msg_request *,
+                                                    msg_reply *))
+{
+    on_ping = script;
+    *server = (fake_server){.answer = ping_by_script};
+    fake_open(server);
+    return connected(server);
+}
+
 /* Connects, pings with the script and expects the refusal; the caller closes both. */
 static attnd_client *
 ping_refused(fake_server *server,
              fake_action (*script)(fake_server *, const msg_request *, msg_reply *), attnd_err *err)
 {
-    on_ping = script;
-    *server = (fake_server){.answer = ping_by_script};
-    fake_open(server);
-    attnd_client *client = connected(server);
+    attnd_client *client = scripted(server, script);
     assert_int_not_equal(attnd_ping(client, 300, err), ATTND_OK);
     return client;
 }
@@ -361,21 +369,65 @@ static fake_action break_first(fake_server *server, const msg_request *request, 
     return server->n_requests[MSG_OP_ping] == 1 ? FAKE_BREAK : FAKE_REPLY;
 }
 
-static void a_request_whose_connection_breaks_is_not_repeated(void **state)
+static void a_request_whose_connection_breaks_is_repeated_once_with_its_id(void **state)
 {
     fake_server server;
+    attnd_client *client = scripted(&server, break_first);
+    attnd_err err = {0};
+    assert_int_equal(attnd_ping(client, 2000, &err), ATTND_OK);
+    assert_string_equal(err.text, "");
+    assert_int_equal(fake_n_requests(&server, MSG_OP_ping), 2);
+    assert_int_equal(server.n_connections, 2);
+    assert_int_equal(server.n_ids, 3); /* hello, ping, ping */
+    assert_true(server.ids[1] > server.ids[0]);
+    assert_true(server.ids[2] == server.ids[1]);
+    assert_int_equal(attnd_ping(client, 2000, &err), ATTND_OK);
+    assert_true(server.ids[3] > server.ids[2]);
+    attnd_close(client);
+    fake_close(&server);
+}
+
+static fake_action break_always(fake_server *server, const msg_request *request, msg_reply *reply)
+{
+    return FAKE_BREAK;
+}
+
+/* It may be the request that breaks it. */
+static void a_request_that_breaks_two_connections_is_not_sent_a_third_time(void **state)
+{
+    fake_server server;
+    attnd_client *client = scripted(&server, break_always);
     attnd_err err;
     int64_t begin = now_ms();
-    attnd_client *client = ping_refused(&server, break_first, &err);
-    assert_true(now_ms() - begin < 290);
+    assert_int_equal(attnd_ping(client, 5000, &err), ATTND_UNAVAILABLE);
+    assert_true(now_ms() - begin < 2000);
     assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
                    "data = %s/data: the connection broke before the reply came", server.dir);
     usleep(400000); /* nng connects anew meanwhile */
-    assert_int_equal(fake_n_requests(&server, MSG_OP_ping), 1);
-    assert_int_equal(attnd_ping(client, 2000, &err), ATTND_OK); /* the lease still holds */
     assert_int_equal(fake_n_requests(&server, MSG_OP_ping), 2);
-    assert_true(server.n_connections >= 2);
+    pthread_mutex_lock(&server.lock);
+    on_ping = fake_answer;
+    pthread_mutex_unlock(&server.lock);
+    assert_int_equal(attnd_ping(client, 2000, &err), ATTND_OK); /* the session goes on */
     attnd_close(client);
+    fake_close(&server);
+}
+
+static fake_action break_hello(fake_server *server, const msg_request *request, msg_reply *reply)
+{
+    return FAKE_BREAK;
+}
+
+static void a_hello_is_not_repeated(void **state)
+{
+    fake_server server = {.answer = break_hello};
+    fake_open(&server);
+    attnd_client *client;
+    attnd_err err;
+    assert_int_equal(attnd_connect(&client, server.dir, "x", 0, &err), ATTND_UNAVAILABLE);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
+                   "data = %s/data: the connection broke before the reply came", server.dir);
+    assert_int_equal(fake_n_requests(&server, MSG_OP_hello), 1);
     fake_close(&server);
 }
 
@@ -404,34 +456,108 @@ static fake_action die_now(fake_server *server, const msg_request *request, msg_
     return FAKE_DIE;
 }
 
-static void a_dead_daemon_is_said_at_once_and_left_quickly(void **state)
+static void a_dead_daemon_is_said_and_left_quickly(void **state)
 {
     fake_server server;
+    attnd_client *client = scripted(&server, die_now);
     attnd_err err;
-    attnd_client *client = ping_refused(&server, die_now, &err);
-    assert_int_equal(err.reason, ATTND_RESTARTED);
     int64_t begin = now_ms();
-    assert_true(fake_wait_leases(&server, 0));
-    assert_int_equal(attnd_ping(client, 5000, &err), ATTND_UNAVAILABLE);
-    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
-                   "session: it ended with its connection to %s/buf", server.dir);
-    attnd_close(client);
+    assert_int_equal(attnd_ping(client, 30000, &err), ATTND_UNAVAILABLE);
     assert_true(now_ms() - begin < 2000);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
+                   "data = %s/data: the connection broke before the reply came", server.dir);
+    begin = now_ms(); /* and from now on at once */
+    assert_int_equal(attnd_ping(client, 30000, &err), ATTND_UNAVAILABLE);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
+                   "session: it has ended; a new client makes another");
+    attnd_close(client);
+    assert_true(now_ms() - begin < 500);
     fake_close(&server);
 }
 
-static void a_session_whose_lease_ended_is_over(void **state)
+static void a_daemon_that_died_meanwhile_is_said_and_left_quickly(void **state)
+{
+    fake_server server;
+    attnd_client *client = scripted(&server, die_now);
+    attnd_err err;
+    int64_t begin = now_ms();
+    assert_int_equal(attnd_ping(client, 100, &err), ATTND_UNAVAILABLE); /* too short to be sure */
+    assert_int_equal(err.reason, ATTND_RESTARTED);
+    assert_true(now_ms() - begin < 500);
+    assert_int_equal(attnd_ping(client, 30000, &err), ATTND_UNAVAILABLE);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
+                   "buf = %s/buf: the connection broke and is not to be had again", server.dir);
+    assert_int_equal(attnd_ping(client, 30000, &err), ATTND_UNAVAILABLE);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
+                   "session: it has ended; a new client makes another");
+    attnd_close(client);
+    assert_true(now_ms() - begin < 2500);
+    fake_close(&server);
+}
+
+static void a_lease_that_broke_is_taken_again(void **state)
 {
     fake_server server = {0};
     fake_open(&server);
     attnd_client *client = connected(&server);
     fake_end_leases(&server);
     assert_true(fake_wait_leases(&server, 0));
+    attnd_err err = {0};
+    assert_int_equal(attnd_ping(client, 0, &err), ATTND_OK);
+    assert_string_equal(err.text, "");
+    assert_true(fake_wait_leases(&server, 1));
+    assert_int_equal(server.n_fd_requests, 2);
+    assert_int_equal(fake_n_requests(&server, MSG_OP_hello), 1); /* the same session */
+    attnd_close(client);
+    assert_true(fake_wait_leases(&server, 0));
+    fake_close(&server);
+}
+
+static fake_action forget_session(fake_server *server, const msg_fd_request *request,
+                                  msg_fd_reply *reply)
+{
+    if (server->n_fd_requests > 1)
+        attnd_fail(&reply->err, ATTND_UNREGISTERED, "session: there is no such session");
+    return FAKE_REPLY;
+}
+
+static void a_session_that_ended_meanwhile_is_over(void **state)
+{
+    fake_server server = {.fd_answer = forget_session};
+    fake_open(&server);
+    attnd_client *client = connected(&server);
+    fake_end_leases(&server);
+    assert_true(fake_wait_leases(&server, 0));
     attnd_err err;
     assert_int_equal(attnd_ping(client, 0, &err), ATTND_UNAVAILABLE);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED, "session: there is no such session");
+    int64_t begin = now_ms();
+    assert_int_equal(attnd_ping(client, 0, &err), ATTND_UNAVAILABLE);
     assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
-                   "session: it ended with its connection to %s/buf", server.dir);
+                   "session: it has ended; a new client makes another");
+    attnd_close(client);
+    assert_true(now_ms() - begin < 500);
     assert_int_equal(fake_n_requests(&server, MSG_OP_ping), 0);
+    assert_int_equal(fake_n_requests(&server, MSG_OP_goodbye), 0);
+    fake_close(&server);
+}
+
+static fake_action unregistered(fake_server *server, const msg_request *request, msg_reply *reply)
+{
+    attnd_fail(&reply->err, ATTND_UNREGISTERED, "session: there is no such session");
+    return FAKE_REPLY;
+}
+
+static void a_daemon_that_does_not_know_the_session_any_more_ends_it(void **state)
+{
+    fake_server server;
+    attnd_err err;
+    attnd_client *client = ping_refused(&server, unregistered, &err);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED, "session: there is no such session");
+    assert_int_equal(attnd_ping(client, 0, &err), ATTND_UNAVAILABLE);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
+                   "session: it has ended; a new client makes another");
+    assert_int_equal(fake_n_requests(&server, MSG_OP_ping), 1);
     attnd_close(client);
     fake_close(&server);
 }
@@ -475,6 +601,9 @@ static void another_instance_is_noticed(void **state)
     attnd_client *client = ping_refused(&server, other_instance, &err);
     assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
                    "instance = 0000000000000008: the session was of 0000000000000007");
+    assert_int_equal(attnd_ping(client, 0, &err), ATTND_UNAVAILABLE);
+    assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
+                   "session: it has ended; a new client makes another");
     attnd_close(client);
     fake_close(&server);
 }
@@ -583,10 +712,15 @@ int main(void)
         cmocka_unit_test(a_refused_lease_arrives_unchanged),
         cmocka_unit_test(a_lease_without_reply_ends_in_time),
         cmocka_unit_test(the_directory_is_looked_for_in_order),
-        cmocka_unit_test(a_request_whose_connection_breaks_is_not_repeated),
+        cmocka_unit_test(a_request_whose_connection_breaks_is_repeated_once_with_its_id),
+        cmocka_unit_test(a_request_that_breaks_two_connections_is_not_sent_a_third_time),
+        cmocka_unit_test(a_hello_is_not_repeated),
         cmocka_unit_test(a_reply_that_does_not_come_ends_in_time),
-        cmocka_unit_test(a_dead_daemon_is_said_at_once_and_left_quickly),
-        cmocka_unit_test(a_session_whose_lease_ended_is_over),
+        cmocka_unit_test(a_dead_daemon_is_said_and_left_quickly),
+        cmocka_unit_test(a_daemon_that_died_meanwhile_is_said_and_left_quickly),
+        cmocka_unit_test(a_lease_that_broke_is_taken_again),
+        cmocka_unit_test(a_session_that_ended_meanwhile_is_over),
+        cmocka_unit_test(a_daemon_that_does_not_know_the_session_any_more_ends_it),
         cmocka_unit_test(a_daemon_that_does_not_listen_any_more_is_named),
         cmocka_unit_test(another_instance_is_noticed),
         cmocka_unit_test(replies_that_make_no_sense_are_broken),

@@ -245,6 +245,10 @@ static void small_ops_are_filled(void **state)
     r = decoded(*state, &b);
     assert_true(r.create_buffer.bytes == UINT64_MAX);
     assert_int_equal(r.create_buffer.kind, 1);
+    assert_false(r.create_buffer.named);
+    put_number(&m, 3, 1);
+    b = request_of(MSG_OP_create_buffer, &m);
+    assert_true(decoded(*state, &b).create_buffer.named);
 
     m.n = 0;
     put_fixed64(&m, 1, 77);
@@ -458,6 +462,229 @@ static void an_attend_is_filled(void **state)
     assert_int_equal(m->mask, MSG_MASK_TREE);
 }
 
+static Attnd__V1__Ints inline_ints(const void *data, size_t n)
+{
+    Attnd__V1__Ints ints;
+    attnd__v1__ints__init(&ints);
+    ints.from_case = ATTND__V1__INTS__FROM_DATA;
+    ints.data = (ProtobufCBinaryData){n, (uint8_t *)data};
+    return ints;
+}
+
+static void plans_are_filled(void **state)
+{
+    Attnd__V1__Ints lens = inline_ints("\x07\0\0\0", 4);
+    Attnd__V1__Table table = ATTND__V1__TABLE__INIT;
+    table.group = 1;
+    Attnd__V1__Batch batch = ATTND__V1__BATCH__INIT;
+    batch.n_contexts = 2;
+    batch.kv_lens = &lens;
+    batch.n_tables = 1;
+    batch.tables = (Attnd__V1__Table *[]){&table};
+    Attnd__V1__CreatePlanRequest create = ATTND__V1__CREATE_PLAN_REQUEST__INIT;
+    create.model = 1ull << 63;
+    create.batch = &batch;
+    create.batch_invariant = 1;
+    Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
+    request.op_case = ATTND__V1__REQUEST__OP_CREATE_PLAN;
+    request.create_plan = &create;
+    bytes b = request_with(&request);
+    msg_request r = decoded(*state, &b);
+    assert_true(r.create_plan.model == 1ull << 63);
+    assert_true(r.create_plan.has_batch);
+    assert_true(r.create_plan.batch_invariant);
+    assert_int_equal(r.create_plan.batch.n_contexts, 2);
+    assert_int_equal(r.create_plan.batch.kv_lens.data[0], 7);
+    assert_false(r.create_plan.batch.q_lens.given);
+    assert_int_equal(r.create_plan.batch.n_tables, 1);
+    assert_int_equal(r.create_plan.batch.tables[0].group, 1);
+
+    b = request_of(MSG_OP_create_plan, &(bytes){.n = 0});
+    r = decoded(*state, &b);
+    assert_false(r.create_plan.has_batch);
+    assert_int_equal(r.create_plan.model, 0);
+    assert_false(r.create_plan.batch_invariant);
+
+    bytes m = {.n = 0};
+    put_fixed64(&m, 1, 78);
+    b = request_of(MSG_OP_drop_plan, &m);
+    assert_int_equal(decoded(*state, &b).drop_plan, 78);
+}
+
+static void a_plan_update_is_filled(void **state)
+{
+    Attnd__V1__Tensor ref = ATTND__V1__TENSOR__INIT;
+    ref.buffer = 5;
+    Attnd__V1__Ints q_lens = inline_ints("\x01\0\0\0", 4);
+    Attnd__V1__Ints ids = inline_ints("\x09\0\0\0\x0a\0\0\0", 8);
+    Attnd__V1__Ints slots = inline_ints("\x0b\0\0\0", 4);
+    Attnd__V1__Ints positions = inline_ints("", 0), kv_lens;
+    attnd__v1__ints__init(&kv_lens);
+    kv_lens.from_case = ATTND__V1__INTS__FROM_REF;
+    kv_lens.ref = &ref;
+    Attnd__V1__Table appended[2] = {ATTND__V1__TABLE__INIT, ATTND__V1__TABLE__INIT};
+    appended[1].group = 3;
+    appended[1].width = 1;
+    appended[1].block_ids = &ids;
+    Attnd__V1__PlanUpdate update = ATTND__V1__PLAN_UPDATE__INIT;
+    update.plan = 41;
+    update.version = 1ull << 50;
+    update.q_lens = &q_lens;
+    update.kv_lens = &kv_lens;
+    update.n_appended = 2;
+    update.appended = (Attnd__V1__Table *[]){&appended[0], &appended[1]};
+    update.slots = &slots;
+    update.positions = &positions;
+    Attnd__V1__UpdatePlanRequest op = ATTND__V1__UPDATE_PLAN_REQUEST__INIT;
+    op.update = &update;
+    Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
+    request.op_case = ATTND__V1__REQUEST__OP_UPDATE_PLAN;
+    request.update_plan = &op;
+    bytes b = request_with(&request);
+    msg_request r = decoded(*state, &b);
+    const msg_plan_update *u = &r.update_plan;
+    assert_true(u->given);
+    assert_int_equal(u->plan, 41);
+    assert_true(u->version == 1ull << 50);
+    assert_int_equal(u->q_lens.bytes, 4);
+    assert_int_equal(u->q_lens.data[0], 1);
+    assert_null(u->kv_lens.data);
+    assert_int_equal(u->kv_lens.ref.buffer, 5);
+    assert_int_equal(u->n_appended, 2);
+    assert_false(u->appended[0].block_ids.given);
+    assert_int_equal(u->appended[1].group, 3);
+    assert_int_equal(u->appended[1].width, 1);
+    assert_int_equal(u->appended[1].block_ids.bytes, 8);
+    assert_int_equal(u->appended[1].block_ids.data[4], 10);
+    assert_int_equal(u->slots.data[0], 11);
+    assert_true(u->positions.given);
+    assert_int_equal(u->positions.bytes, 0);
+
+    bytes m = {.n = 0};
+    put(&m, 1, &(bytes){.n = 0});
+    b = request_of(MSG_OP_update_plan, &m);
+    r = decoded(*state, &b);
+    assert_true(r.update_plan.given);
+    assert_int_equal(r.update_plan.n_appended, 0);
+    assert_false(r.update_plan.q_lens.given);
+    b = request_of(MSG_OP_update_plan, &(bytes){.n = 0});
+    assert_false(decoded(*state, &b).update_plan.given);
+}
+
+static void a_step_is_filled(void **state)
+{
+    Attnd__V1__Tensor first = ATTND__V1__TENSOR__INIT;
+    first.buffer = 9;
+    first.n_shape = 2;
+    first.shape = (uint64_t[]){4, 512};
+    Attnd__V1__LayerTensor q, k, v, out, lse;
+    attnd__v1__layer_tensor__init(&q);
+    attnd__v1__layer_tensor__init(&k);
+    attnd__v1__layer_tensor__init(&v);
+    attnd__v1__layer_tensor__init(&out);
+    attnd__v1__layer_tensor__init(&lse);
+    q.first = &first;
+    q.layer_stride = 1ll << 40;
+    k.layer_stride = -4;
+    v.ring = 2;
+    out.first = &first;
+    out.ring = 3;
+    Attnd__V1__PlanUpdate update = ATTND__V1__PLAN_UPDATE__INIT;
+    update.plan = 41;
+    update.version = 6;
+    Attnd__V1__Word word = ATTND__V1__WORD__INIT;
+    word.value = 77;
+    Attnd__V1__Sync sync = ATTND__V1__SYNC__INIT;
+    sync.mode = ATTND__V1__SYNC_MODE__SYNC_DOORBELL;
+    sync.out = &word;
+    Attnd__V1__StepRequest op = ATTND__V1__STEP_REQUEST__INIT;
+    op.plan = 42;
+    op.update = &update;
+    op.first_layer = 2;
+    op.n_layers = 30;
+    op.q = &q;
+    op.k = &k;
+    op.v = &v;
+    op.out = &out;
+    op.lse = &lse;
+    op.keys = ATTND__V1__KEYS__KEYS_GIVEN;
+    op.sync = &sync;
+    Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
+    request.op_case = ATTND__V1__REQUEST__OP_STEP;
+    request.step = &op;
+    bytes b = request_with(&request);
+    msg_request r = decoded(*state, &b);
+    const msg_step *s = &r.step;
+    assert_int_equal(s->plan, 42);
+    assert_true(s->update.given);
+    assert_int_equal(s->update.plan, 41);
+    assert_int_equal(s->update.version, 6);
+    assert_int_equal(s->first_layer, 2);
+    assert_int_equal(s->n_layers, 30);
+    assert_true(s->q.given && s->k.given && s->v.given && s->out.given && s->lse.given);
+    assert_true(s->q.first.given);
+    assert_int_equal(s->q.first.buffer, 9);
+    assert_int_equal(s->q.first.n_dims, 2);
+    assert_int_equal(s->q.first.shape[1], 512);
+    assert_true(s->q.layer_stride == 1ll << 40);
+    assert_int_equal(s->q.ring, 0);
+    assert_false(s->k.first.given);
+    assert_true(s->k.layer_stride == -4);
+    assert_int_equal(s->v.ring, 2);
+    assert_true(s->out.first.given);
+    assert_int_equal(s->out.ring, 3);
+    assert_int_equal(s->keys, MSG_KEYS_GIVEN);
+    assert_int_equal(s->sync.mode, MSG_SYNC_DOORBELL);
+    assert_int_equal(s->sync.out.value, 77);
+    assert_false(s->sync.in.given);
+
+    b = request_of(MSG_OP_step, &(bytes){.n = 0});
+    r = decoded(*state, &b);
+    assert_false(r.step.update.given);
+    assert_false(r.step.q.given || r.step.k.given || r.step.v.given || r.step.out.given ||
+                 r.step.lse.given);
+    assert_false(r.step.sync.given);
+    assert_int_equal(r.step.keys, MSG_KEYS_POOL);
+}
+
+static void a_merge_is_filled(void **state)
+{
+    Attnd__V1__Tensor t[3] = {ATTND__V1__TENSOR__INIT, ATTND__V1__TENSOR__INIT,
+                              ATTND__V1__TENSOR__INIT};
+    for (uint64_t i = 0; i < 3; i++)
+        t[i].buffer = i + 1;
+    Attnd__V1__Partial partials[2] = {ATTND__V1__PARTIAL__INIT, ATTND__V1__PARTIAL__INIT};
+    partials[0].out = &t[0];
+    partials[0].lse = &t[1];
+    partials[1].stats = &t[2];
+    Attnd__V1__MergeRequest op = ATTND__V1__MERGE_REQUEST__INIT;
+    op.n_partials = 2;
+    op.partials = (Attnd__V1__Partial *[]){&partials[0], &partials[1]};
+    op.out = &t[2];
+    op.stats = &t[1];
+    Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
+    request.op_case = ATTND__V1__REQUEST__OP_MERGE;
+    request.merge = &op;
+    bytes b = request_with(&request);
+    msg_request r = decoded(*state, &b);
+    const msg_merge *m = &r.merge;
+    assert_int_equal(m->n_partials, 2);
+    assert_int_equal(m->partials[0].out.buffer, 1);
+    assert_int_equal(m->partials[0].lse.buffer, 2);
+    assert_false(m->partials[0].stats.given);
+    assert_false(m->partials[1].out.given);
+    assert_false(m->partials[1].lse.given);
+    assert_int_equal(m->partials[1].stats.buffer, 3);
+    assert_int_equal(m->out.buffer, 3);
+    assert_false(m->lse.given);
+    assert_int_equal(m->stats.buffer, 2);
+
+    b = request_of(MSG_OP_merge, &(bytes){.n = 0});
+    r = decoded(*state, &b);
+    assert_int_equal(r.merge.n_partials, 0);
+    assert_false(r.merge.out.given);
+}
+
 static void the_last_of_a_oneof_holds(void **state)
 {
     bytes batch = {.n = 0}, m = {.n = 0};
@@ -474,26 +701,11 @@ static void the_last_of_a_oneof_holds(void **state)
 static void ops_nobody_serves_give_their_number_whatever_they_carry(void **state)
 {
     static const msg_op unserved[] = {
-        MSG_OP_import_buffer,
-        MSG_OP_create_plan,
-        MSG_OP_update_plan,
-        MSG_OP_drop_plan,
-        MSG_OP_step,
-        MSG_OP_merge,
-        MSG_OP_gather_latents,
-        MSG_OP_move_tokens,
-        MSG_OP_create_sequences,
-        MSG_OP_fork_sequences,
-        MSG_OP_update_sequences,
-        MSG_OP_free_sequences,
-        MSG_OP_copy_blocks,
-        MSG_OP_swap_blocks,
-        MSG_OP_export_blocks,
-        MSG_OP_import_blocks,
-        MSG_OP_match_prefix,
-        MSG_OP_detach_session,
-        MSG_OP_attach_session,
-        MSG_OP_open_ring,
+        MSG_OP_import_buffer,    MSG_OP_gather_latents, MSG_OP_move_tokens,
+        MSG_OP_create_sequences, MSG_OP_fork_sequences, MSG_OP_update_sequences,
+        MSG_OP_free_sequences,   MSG_OP_copy_blocks,    MSG_OP_swap_blocks,
+        MSG_OP_export_blocks,    MSG_OP_import_blocks,  MSG_OP_match_prefix,
+        MSG_OP_detach_session,   MSG_OP_attach_session, MSG_OP_open_ring,
     };
     bytes m = {.n = 0};
     put_number(&m, 500, 1);
@@ -564,6 +776,81 @@ static void an_unknown_field_is_refused_wherever_it_is(void **state)
     put(&m, 4, &batch);
     assert_op_refused(*state, MSG_OP_attend, &m, ATTND_UNSUPPORTED, "batch.tables[2]",
                       "batch.tables[2]: field 17 is none this server knows");
+}
+
+/* Each op is looked into as deep as its messages go. */
+static void plans_steps_and_merges_are_refused_by_path(void **state)
+{
+    bytes t = {.n = 0}, unknown = {.n = 0}, one = {.n = 0}, two = {.n = 0}, m = {.n = 0};
+    put_number(&unknown, 77, 1);
+    assert_op_refused(*state, MSG_OP_drop_plan, &unknown, ATTND_UNSUPPORTED, "drop_plan",
+                      "drop_plan: field 77 is none this server knows");
+    assert_op_refused(*state, MSG_OP_update_plan, &unknown, ATTND_UNSUPPORTED, "update_plan",
+                      "update_plan: field 77 is none this server knows");
+    assert_op_refused(*state, MSG_OP_create_plan, &unknown, ATTND_UNSUPPORTED, "create_plan",
+                      "create_plan: field 77 is none this server knows");
+
+    put_number(&one, 8, 5); /* batch.mask */
+    put(&m, 2, &one);
+    assert_op_refused(*state, MSG_OP_create_plan, &m, ATTND_BAD_MESSAGE, "batch.mask",
+                      "batch.mask = 5: Mask has 0 .. 4");
+
+    one.n = m.n = 0;
+    put_number(&t, 3, 5); /* appended[1].block_ids as a number */
+    put(&one, 5, &(bytes){.n = 0});
+    put(&one, 5, &t);
+    put(&m, 1, &one);
+    assert_op_refused(*state, MSG_OP_update_plan, &m, ATTND_BAD_MESSAGE,
+                      "update.appended[1].block_ids",
+                      "update.appended[1].block_ids: wire type 0 where 2 is right");
+    two.n = 0;
+    put(&two, 2, &one); /* the same of a step */
+    assert_op_refused(*state, MSG_OP_step, &two, ATTND_BAD_MESSAGE, "update.appended[1].block_ids",
+                      "update.appended[1].block_ids: wire type 0 where 2 is right");
+
+    m.n = one.n = 0;
+    put(&one, 3, &(bytes){.n = 0});
+    put(&one, 3, &(bytes){.n = 0});
+    put(&m, 2, &one);
+    assert_op_refused(*state, MSG_OP_step, &m, ATTND_BAD_MESSAGE, "update.q_lens",
+                      "update.q_lens: stands there twice");
+    m.n = one.n = 0;
+    put(&m, 1, &(bytes){.n = 0});
+    put(&m, 1, &(bytes){.n = 0});
+    assert_op_refused(*state, MSG_OP_update_plan, &m, ATTND_BAD_MESSAGE, "update",
+                      "update: stands there twice");
+
+    m.n = one.n = two.n = 0;
+    put_bytes(&one, 4, "\x01\x80", 2);
+    put(&two, 1, &one);
+    put(&m, 5, &two);
+    assert_op_refused(*state, MSG_OP_step, &m, ATTND_BAD_MESSAGE, "q.first.shape",
+                      "q.first.shape: the last value does not decode");
+    m.n = two.n = 0;
+    put_number(&two, 3, 1ull << 32);
+    put(&m, 9, &two);
+    assert_op_refused(*state, MSG_OP_step, &m, ATTND_BAD_MESSAGE, "lse.ring",
+                      "lse.ring = 4294967296: at most 4294967295");
+    m.n = 0;
+    put(&m, 8, &(bytes){.n = 0});
+    put(&m, 8, &(bytes){.n = 0});
+    assert_op_refused(*state, MSG_OP_step, &m, ATTND_BAD_MESSAGE, "out", "out: stands there twice");
+    m.n = 0;
+    put_number(&m, 10, 2);
+    assert_op_refused(*state, MSG_OP_step, &m, ATTND_BAD_MESSAGE, "keys",
+                      "keys = 2: Keys has 0 .. 1");
+
+    m.n = one.n = two.n = 0;
+    put_number(&one, 3, 10);
+    put(&two, 3, &one);
+    put(&m, 1, &(bytes){.n = 0});
+    put(&m, 1, &two);
+    assert_op_refused(*state, MSG_OP_merge, &m, ATTND_BAD_MESSAGE, "partials[1].stats.dtype",
+                      "partials[1].stats.dtype = 10: Dtype has 0 .. 9");
+    m.n = 0;
+    put(&m, 1, &unknown);
+    assert_op_refused(*state, MSG_OP_merge, &m, ATTND_UNSUPPORTED, "partials[0]",
+                      "partials[0]: field 77 is none this server knows");
 }
 
 static void a_message_in_two_parts_is_refused(void **state)
@@ -739,29 +1026,56 @@ static void a_request_cut_short_still_gives_its_id(void **state)
     }
 }
 
-static void a_request_that_passes_its_arena_is_refused(void **state)
+/* Decodes at every bound below what b takes. */
+static void assert_too_large(msg_arena *arena, const bytes *b)
 {
-    bytes table = {.n = 0}, batch = {.n = 0}, m = {.n = 0};
-    for (int i = 0; i < 1000; i++)
-        put(&batch, 4, &table);
-    put(&m, 4, &batch);
-    bytes b = request_of(MSG_OP_attend, &m);
-    size_t needed = 0;
-    msg_request r;
-    attnd_err err;
-    msg_decode(*state, b.at, b.n, &r, NULL);
-    needed = ((msg_arena *)*state)->used;
-    assert_int_equal(r.attend.batch.n_tables, 1000);
+    msg_request r = decoded(arena, b);
+    size_t needed = arena->used;
+    assert_true(needed > 1000 * sizeof(void *));
     for (size_t bound = 0; bound < needed; bound += 997) {
-        msg_arena small = {.base = ((msg_arena *)*state)->base, .bytes = bound};
-        assert_int_equal(msg_decode(&small, b.at, b.n, &r, &err), ATTND_INVALID_ARGUMENT);
+        msg_arena small = {.base = arena->base, .bytes = bound};
+        attnd_err err;
+        assert_int_equal(msg_decode(&small, b->at, b->n, &r, &err), ATTND_INVALID_ARGUMENT);
         assert_int_equal(err.reason, ATTND_TOO_LARGE);
         char text[128];
-        snprintf(text, sizeof text, "request = %zu bytes: decoded it passes %zu bytes", b.n, bound);
+        snprintf(text, sizeof text, "request = %zu bytes: decoded it passes %zu bytes", b->n,
+                 bound);
         assert_string_equal(err.text, text);
         assert_int_equal(attnd_err_field_len(&err), strlen("request"));
         assert_true(r.id == ID);
     }
+}
+
+static void a_request_that_passes_its_arena_is_refused(void **state)
+{
+    bytes batch = {.n = 0}, update = {.n = 0}, merge = {.n = 0}, m = {.n = 0};
+    for (int i = 0; i < 1000; i++) {
+        put(&batch, 4, &(bytes){.n = 0});
+        put(&update, 5, &(bytes){.n = 0});
+        put(&merge, 1, &(bytes){.n = 0});
+    }
+    put(&m, 4, &batch);
+    bytes b = request_of(MSG_OP_attend, &m);
+    assert_int_equal(decoded(*state, &b).attend.batch.n_tables, 1000);
+    assert_too_large(*state, &b);
+    m.n = 0;
+    put(&m, 2, &batch);
+    b = request_of(MSG_OP_create_plan, &m);
+    assert_int_equal(decoded(*state, &b).create_plan.batch.n_tables, 1000);
+    assert_too_large(*state, &b);
+    m.n = 0;
+    put(&m, 1, &update);
+    b = request_of(MSG_OP_update_plan, &m);
+    assert_int_equal(decoded(*state, &b).update_plan.n_appended, 1000);
+    assert_too_large(*state, &b);
+    m.n = 0;
+    put(&m, 2, &update);
+    b = request_of(MSG_OP_step, &m);
+    assert_int_equal(decoded(*state, &b).step.update.n_appended, 1000);
+    assert_too_large(*state, &b);
+    b = request_of(MSG_OP_merge, &merge);
+    assert_int_equal(decoded(*state, &b).merge.n_partials, 1000);
+    assert_too_large(*state, &b);
 }
 
 /* ---- All bytes ---- */
@@ -773,10 +1087,17 @@ static uint64_t next(uint64_t *seed)
     return *seed ^= *seed << 17;
 }
 
+static bool looked_into(msg_op op)
+{
+    return op == MSG_OP_hello || op == MSG_OP_open_model || op == MSG_OP_create_plan ||
+           op == MSG_OP_update_plan || op == MSG_OP_attend || op == MSG_OP_step ||
+           op == MSG_OP_merge;
+}
+
 /* The claim that the second pass refuses for room alone rests on this. */
 static void what_the_first_pass_lets_through_protobuf_c_unpacks(void **state)
 {
-    bytes seeds[3] = {{.n = 0}};
+    bytes seeds[7] = {{.n = 0}};
     bytes t = {.n = 0}, table = {.n = 0}, batch = {.n = 0}, m = {.n = 0}, ids = {.n = 0};
     put_fixed64(&t, 1, 1);
     put_number(&t, 2, 256);
@@ -808,11 +1129,34 @@ static void what_the_first_pass_lets_through_protobuf_c_unpacks(void **state)
     m.n = 0;
     put_bytes(&m, 2, "client", 6);
     seeds[2] = request_of(MSG_OP_hello, &m);
+    m.n = 0;
+    put(&m, 2, &batch);
+    seeds[3] = request_of(MSG_OP_create_plan, &m);
+    bytes update = {.n = 0}, layers = {.n = 0};
+    put(&update, 4, &ids);
+    put(&update, 5, &table);
+    put(&update, 5, &table);
+    m.n = 0;
+    put(&m, 1, &update);
+    seeds[4] = request_of(MSG_OP_update_plan, &m);
+    put(&layers, 1, &t);
+    put_number(&layers, 2, 4096);
+    m.n = 0;
+    put(&m, 2, &update);
+    put(&m, 5, &layers);
+    put(&m, 8, &layers);
+    seeds[5] = request_of(MSG_OP_step, &m);
+    layers.n = m.n = 0;
+    put(&layers, 1, &t);
+    put(&layers, 2, &t);
+    put(&m, 1, &layers);
+    put(&m, 1, &layers);
+    seeds[6] = request_of(MSG_OP_merge, &m);
 
     uint64_t first = 0x9E3779B97F4A7C15, seed = first;
     size_t n_ok = 0;
-    for (int i = 0; i < 300000; i++) {
-        bytes b = seeds[next(&seed) % 3];
+    for (int i = 0; i < 500000; i++) {
+        bytes b = seeds[next(&seed) % 7];
         for (uint64_t k = next(&seed) % 3 + 1; k; k--) {
             size_t at = next(&seed) % b.n;
             if (next(&seed) % 4)
@@ -832,7 +1176,7 @@ static void what_the_first_pass_lets_through_protobuf_c_unpacks(void **state)
         }
         n_ok++;
         Attnd__V1__Request *whole = attnd__v1__request__unpack(NULL, b.n, b.at);
-        if (!whole && (r.op == MSG_OP_attend || r.op == MSG_OP_open_model || r.op == MSG_OP_hello))
+        if (!whole && looked_into(r.op))
             fail_msg("seed %llx, round %d: protobuf-c refuses", (unsigned long long)first, i);
         if (whole)
             attnd__v1__request__free_unpacked(whole, NULL);
@@ -921,12 +1265,17 @@ int main(void)
         cmocka_unit_test(small_ops_are_filled),
         cmocka_unit_test(a_model_is_filled),
         cmocka_unit_test(an_attend_is_filled),
+        cmocka_unit_test(plans_are_filled),
+        cmocka_unit_test(a_plan_update_is_filled),
+        cmocka_unit_test(a_step_is_filled),
+        cmocka_unit_test(a_merge_is_filled),
         cmocka_unit_test(the_last_of_a_oneof_holds),
         cmocka_unit_test(ops_nobody_serves_give_their_number_whatever_they_carry),
         cmocka_unit_test(names_of_ops_are_those_of_the_protocol),
         cmocka_unit_test(a_request_without_an_op_is_refused),
         cmocka_unit_test(a_request_with_two_ops_is_refused),
         cmocka_unit_test(an_unknown_field_is_refused_wherever_it_is),
+        cmocka_unit_test(plans_steps_and_merges_are_refused_by_path),
         cmocka_unit_test(a_message_in_two_parts_is_refused),
         cmocka_unit_test(an_enum_value_out_of_range_is_refused_by_name),
         cmocka_unit_test(a_number_beyond_its_type_is_refused),

@@ -55,7 +55,7 @@ static void gone(Attnd__V1__Reply *m)
 static void replies_without_content_carry_their_op(void **state)
 {
     static const msg_op ops[] = {MSG_OP_ping, MSG_OP_goodbye, MSG_OP_close_model,
-                                 MSG_OP_free_buffer};
+                                 MSG_OP_free_buffer, MSG_OP_drop_plan};
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         msg_reply reply = {.id = 1, .instance = UINT64_MAX, .op = ops[i]};
         Attnd__V1__Reply *m = sent(NULL, &reply);
@@ -246,15 +246,45 @@ static void the_other_results_carry_everything(void **state)
     assert_true(m->open_model->pools[0]->block_bytes == 1ull << 33);
     assert_true(m->open_model->pools[0]->bytes == 1ull << 36);
     gone(m);
-    reply = (msg_reply){.op = MSG_OP_create_buffer, .create_buffer = {6, 1ull << 50}};
+    reply = (msg_reply){.op = MSG_OP_create_buffer,
+                        .create_buffer = {.buffer = 6, .bytes = 1ull << 50}};
     m = sent(NULL, &reply);
     assert_int_equal(m->create_buffer->buffer, 6);
     assert_true(m->create_buffer->bytes == 1ull << 50);
+    assert_string_equal(m->create_buffer->shm_name, "");
+    gone(m);
+    reply.create_buffer.shm_name = "/attnd-shm-1";
+    m = sent(NULL, &reply);
+    assert_string_equal(m->create_buffer->shm_name, "/attnd-shm-1");
     gone(m);
     reply = (msg_reply){.op = MSG_OP_attend, .attend = {70, 80}};
     m = sent(NULL, &reply);
     assert_int_equal(m->attend->queue_us, 70);
     assert_int_equal(m->attend->device_us, 80);
+    gone(m);
+    reply = (msg_reply){.op = MSG_OP_create_plan, .create_plan = {1ull << 62, 1}};
+    m = sent(NULL, &reply);
+    assert_int_equal(m->result_case, ATTND__V1__REPLY__RESULT_CREATE_PLAN);
+    assert_true(m->create_plan->plan == 1ull << 62);
+    assert_int_equal(m->create_plan->version, 1);
+    gone(m);
+    reply = (msg_reply){.op = MSG_OP_update_plan, .update_plan = 1ull << 40};
+    m = sent(NULL, &reply);
+    assert_int_equal(m->result_case, ATTND__V1__REPLY__RESULT_UPDATE_PLAN);
+    assert_true(m->update_plan->version == 1ull << 40);
+    gone(m);
+    reply = (msg_reply){.op = MSG_OP_step, .step = {71, 1ull << 33, 3}};
+    m = sent(NULL, &reply);
+    assert_int_equal(m->result_case, ATTND__V1__REPLY__RESULT_STEP);
+    assert_int_equal(m->step->queue_us, 71);
+    assert_true(m->step->device_us == 1ull << 33);
+    assert_int_equal(m->step->version, 3);
+    gone(m);
+    reply = (msg_reply){.op = MSG_OP_merge, .merge = {72, 82}};
+    m = sent(NULL, &reply);
+    assert_int_equal(m->result_case, ATTND__V1__REPLY__RESULT_MERGE);
+    assert_int_equal(m->merge->queue_us, 72);
+    assert_int_equal(m->merge->device_us, 82);
     gone(m);
 }
 

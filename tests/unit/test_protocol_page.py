@@ -1,6 +1,7 @@
 """test_protocol_page.py: every byte of proto/protocol.md is what attnd.proto and a real daemon say."""
 
 import array
+import math
 import mmap
 import os
 import re
@@ -113,7 +114,8 @@ def field_at(descriptor, path):
 
 @tap.test
 def the_page_has_every_example_of_the_conversation():
-    for name in ("ping", "hello", "lease", "create-buffer", "fetch", "open-model", "attend", "goodbye"):
+    for name in ("ping", "hello", "lease", "create-buffer", "fetch", "open-model", "attend", "create-plan", "step",
+                 "update-plan", "after", "drop-plan", "merge", "goodbye"):
         assert f"{name}-request" in EXAMPLES and f"{name}-reply" in EXAMPLES, name
     assert "refused-reply" in EXAMPLES and "ping-frame" in EXAMPLES
 
@@ -189,10 +191,18 @@ class Conversation:
     def __init__(self, directory):
         self.session = SESSION
         self.n_requests = 0
-        self.data = connected(os.path.join(directory, "data"), socket.SOCK_STREAM)
+        self.directory = directory
+        self.data = None
+        self.connect()
+        self.buf = connected(os.path.join(directory, "buf"), socket.SOCK_SEQPACKET)
+
+    def connect(self):
+        """A new connection of the data socket, in place of the one there was."""
+        if self.data:
+            self.data.close()
+        self.data = connected(os.path.join(self.directory, "data"), socket.SOCK_STREAM)
         self.data.sendall(EXAMPLES["greeting-sent"].bytes)
         tap.equal(self.read(8), EXAMPLES["greeting-received"].bytes)
-        self.buf = connected(os.path.join(directory, "buf"), socket.SOCK_SEQPACKET)
 
     def close(self):
         self.data.close()
@@ -238,6 +248,57 @@ def expect(reply, name):
     tap.equal(reply.SerializeToString(deterministic=True).hex(" "), EXAMPLES[name].bytes.hex(" "))
 
 
+def expect_timed(reply, name):
+    """expect(), but for the times, which are the page's own."""
+    result, wanted = (getattr(one, one.WhichOneof("result")) for one in (reply, parsed(name)))
+    result.queue_us, result.device_us = wanted.queue_us, wanted.device_us
+    expect(reply, name)
+
+
+def attention(q, keys, values):
+    weights = [math.exp(sum(a * b for a, b in zip(q, key)) / 2) for key in keys]
+    return [sum(w * value[i] for w, value in zip(weights, values)) / sum(weights) for i in range(4)]
+
+
+def expect_floats(raw, wanted):
+    got = struct.unpack(f"<{len(wanted)}f", raw)
+    assert max(abs(a - b) for a, b in zip(got, wanted)) < 1e-5, (got, wanted)
+
+
+def hold_plans(talk, memory, k, v):
+    """The second and the third token of the page's sequence, whose first has k and v."""
+    keys, values = [k], [v]
+    tokens = []
+    for at in (64, 128):
+        q, key, value = ([0.5 * i - at / 64 for i in range(n, n + 4)] for n in (0, 3, 5))
+        keys.append(key)
+        values.append(value)
+        memory[at : at + 48] = struct.pack("<12f", *q, *key, *value)
+        tokens.append((at + 48, attention(q, keys, values)))
+
+    expect(talk.call(EXAMPLES["create-plan-request"].bytes), "create-plan-reply")
+    step = talk.call(EXAMPLES["step-request"].bytes)
+    times = step.step.queue_us, step.step.device_us
+    expect_timed(step, "step-reply")
+    expect_floats(memory[tokens[0][0] : tokens[0][0] + 16], tokens[0][1])
+    memory[tokens[0][0] : tokens[0][0] + 16] = b"\xff" * 16
+    talk.connect()
+    again = talk.call(EXAMPLES["step-request"].bytes)
+    tap.equal((again.step.queue_us, again.step.device_us), times)
+    expect_timed(again, "step-reply")
+    tap.equal(memory[tokens[0][0] : tokens[0][0] + 16], b"\xff" * 16)
+
+    expect(talk.call(EXAMPLES["update-plan-request"].bytes), "update-plan-reply")
+    expect_timed(talk.call(EXAMPLES["after-request"].bytes), "after-reply")
+    expect_floats(memory[tokens[1][0] : tokens[1][0] + 16], tokens[1][1])
+
+    expect(talk.call(EXAMPLES["drop-plan-request"].bytes), "drop-plan-reply")
+
+    memory[512:576] = struct.pack("<16f", 1, 2, 3, 4, 0, 0, 0, 0, 5, 6, 7, 8, 0, 0, 0, 0)
+    expect_timed(talk.call(EXAMPLES["merge-request"].bytes), "merge-reply")
+    expect_floats(memory[576:592], (3, 4, 5, 6))
+
+
 def hold(talk):
     expect(talk.call(EXAMPLES["ping-request"].bytes), "ping-reply")
 
@@ -269,11 +330,10 @@ def hold(talk):
     tap.equal(memory[48:64], b"\xff" * 16)
 
     attend = talk.call(EXAMPLES["attend-request"].bytes)
-    wanted = parsed("attend-reply")
-    attend.attend.queue_us, attend.attend.device_us = wanted.attend.queue_us, wanted.attend.device_us
-    expect(attend, "attend-reply")
+    expect_timed(attend, "attend-reply")
     tap.equal(struct.unpack("<4f", memory[48:64]), v)
 
+    hold_plans(talk, memory, k, v)
     expect(talk.call(EXAMPLES["goodbye-request"].bytes), "goodbye-reply")
     late = talk.call(EXAMPLES["attend-request"].bytes)
     tap.equal(late.status.reason, "UNREGISTERED")

@@ -130,7 +130,7 @@ def a_file_that_is_no_model_is_refused():
 
         neither = f"model = {path}: neither austen1m nor llama2.c version 0 with a tied classifier"
         tap.equal(load(b""), neither)
-        tap.equal(load(b"GGUF" + bytes(60)), neither)
+        tap.equal(load(b"GGML" + bytes(60)), neither)
         tap.equal(load(struct.pack("<7i", 64, 172, 5, 8, 4, -512, 512)), neither)
         tap.equal(
             load(struct.pack("<7i", 8, 8, 1, 2, 1, 8, 16) + bytes(40)),

@@ -188,6 +188,10 @@ def buffer_of(n_bytes):
 def message_of(tensor):
     message = wire.message_class("Tensor")()
     tensor.fill(message)
+    return place(message)
+
+
+def place(message):
     return (
         message.buffer,
         message.offset,
@@ -399,6 +403,174 @@ def attend_many_answers_in_the_order_of_its_calls():
         calls = [{**calls[0], "layer": layer} for layer in (0, 2, 3, 1)]
         tap.equal(tap.raises(attnd.Error, it.client.attend_many, calls).message, "layer 2")
         tap.equal(len(it.daemon.requests), 3 + 6)
+
+
+def refused(code, reason, message):
+    def on(request, reply):
+        reply.status.code = code
+        reply.status.reason = reason
+        reply.status.message = message
+        return True
+
+    return on
+
+
+def tables_of(field):
+    return [(t.group, t.width, ints(t.block_ids)) for t in field]
+
+
+@tap.test
+def a_plan_carries_its_batch_once_and_an_attend_of_it_none():
+    with Attend() as it:
+        batch = {
+            "q_lens": [1, 1],
+            "kv_lens": [5, 6],
+            "tables": [[7], [8, 9]],
+            "n_contexts": 1,
+            "slots": [-1, 0],
+            "positions": [4, 5],
+            "mask": "full",
+        }
+        with it.client.create_plan(it.model, batch_invariant=True, **batch) as plan:
+            sent = it.daemon.requests[-1].create_plan
+            tap.equal((sent.model, sent.batch_invariant), (it.model.handle, True))
+            tap.equal((sent.batch.n_contexts, sent.batch.mask), (1, 1))
+            arrays = (sent.batch.q_lens, sent.batch.kv_lens, sent.batch.slots, sent.batch.positions)
+            tap.equal([ints(m) for m in arrays], [[1, 1], [5, 6], [-1, 0], [4, 5]])
+            tap.equal(tables_of(sent.batch.tables), [(0, 2, [7, -1, 8, 9])])
+            tap.equal((plan.handle, plan.version, plan.model), (66, 1, it.model))
+            attend = it.sent(layer=1, plan=plan)
+            tap.equal((attend.WhichOneof("work"), attend.plan, attend.layer), ("plan", 66, 1))
+            text = it.refusal(ValueError, plan=plan, kv_lens=[5])
+            assert text.endswith("kv_lens is given too, the plan has its own"), text
+        tap.equal(it.daemon.requests[-1].drop_plan.plan, 66)
+        tables = [attnd.Table([[1]]), attnd.Table([[2]]), attnd.Table([[3]], group=7)]
+        it.client.create_plan(it.model, tables=tables)
+        sent = it.daemon.requests[-1].create_plan.batch.tables
+        tap.equal([t.group for t in sent], [0, 1, 7])
+
+
+@tap.test
+def an_update_carries_what_changed_and_counts_its_versions():
+    with Attend() as it:
+        plan = it.client.create_plan(it.model)
+        got = plan.update(
+            q_lens=[1], kv_lens=[6, 7], appended=[[], [3]], slots=[9], positions=np.int64([5])
+        )
+        update = it.daemon.requests[-1].update_plan.update
+        tap.equal((got, plan.version, update.plan, update.version), (2, 2, 66, 1))
+        arrays = (update.q_lens, update.kv_lens, update.slots, update.positions)
+        tap.equal([ints(m) for m in arrays], [[1], [6, 7], [9], [5]])
+        tap.equal(tables_of(update.appended), [(0, 1, [-1, 3])])
+        plan.update(appended=[[], []])
+        update = it.daemon.requests[-1].update_plan.update
+        tap.equal(tables_of(update.appended), [(0, 0, [])])
+        for name in ("q_lens", "kv_lens", "slots", "positions"):
+            assert not update.HasField(name), name
+        tap.equal(plan.version, 3)
+        it.daemon.on["update_plan"] = refused(9, "STALE", "update.version = 3: …")
+        tap.raises(attnd.Error, plan.update)
+        tap.equal(plan.version, 3)
+        text = text_of(ValueError, plan.update, kv_len=[3])
+        tap.equal(text, "update.kv_len: one of q_lens, kv_lens, appended, slots, positions")
+        tap.equal(plan.version, 3)
+
+
+@tap.test
+def steps_in_flight_count_their_updates_and_take_refused_ones_back():
+    with Attend() as it:
+        plan = it.client.create_plan(it.model)
+        t = it.buffer.view("f32", (1, 3, 8, 4))
+        it.daemon.on["step"] = it.daemon.hold
+        pending = [
+            it.client.submit_step(plan, 0, 1, q=t, out=t, update={"kv_lens": [n]}) for n in range(3)
+        ]
+        tap.equal(plan.version, 4)
+        held = [it.daemon.held.get(timeout=10) for _ in pending]
+        tap.equal([request.step.update.version for _, _, request in held], [1, 2, 3])
+        for i, (peer, number, request) in enumerate(held):
+            reply = wire.Reply(id=request.id, instance=1)
+            reply.status.SetInParent()
+            if i:
+                refused(9, "STALE", "x")(request, reply)
+            else:
+                reply.step.version = 2
+            peer.socket.sendall(peer.frame(number, reply))
+        tap.equal(pending[0].wait().version, 2)
+        for one in (pending[2], pending[1]):
+            tap.equal(tap.raises(attnd.Error, one.wait).reason, "STALE")
+        tap.equal(plan.version, 2)
+
+
+@tap.test
+def a_step_says_where_every_layer_lies():
+    with Attend() as it:
+        plan = it.client.create_plan(it.model)
+        whole = it.buffer.view("f32", (4, 2, 3, 4), offset=64)
+        it.client.step(plan, 1, 4, q=whole, out=whole[:, :1], keys="given")
+        step = it.daemon.requests[-1].step
+        tap.equal((step.plan, step.first_layer, step.n_layers, step.keys), (66, 1, 4, 1))
+        tap.equal(place(step.q.first), message_of(whole[0]))
+        tap.equal((step.q.layer_stride, step.q.ring), (96, 0))
+        tap.equal(place(step.out.first), message_of(whole[0, :1]))
+        tap.equal((step.out.layer_stride, step.out.ring), (96, 0))
+        for name in ("k", "v", "lse", "update", "sync"):
+            assert not step.HasField(name), name
+        ring = attnd.LayerTensor(whole[:2], ring=True)
+        pending = it.client.submit_step(plan, 0, 9, q=ring, k=ring, v=ring, out=ring, lse=ring)
+        pending.wait()
+        step = it.daemon.requests[-1].step
+        for tensor in (step.q, step.k, step.v, step.out, step.lse):
+            tap.equal(place(tensor.first), message_of(whole[0]))
+            tap.equal((tensor.layer_stride, tensor.ring), (96, 2))
+        it.client.step(plan, 0, 1, q=ring, out=ring, after=pending)
+        tap.equal(it.daemon.requests[-1].after, pending.id)
+
+
+@tap.test
+def a_tensor_without_room_for_every_layer_is_refused():
+    with Attend() as it:
+        plan = it.client.create_plan(it.model)
+        t = it.buffer.view("f32", (2, 3, 8, 4))
+        before = len(it.daemon.requests)
+
+        def text(kind, **changes):
+            return text_of(kind, it.client.step, plan, 0, 3, **{"q": t, "out": t, **changes})
+
+        tap.equal(text(ValueError), "q = 2 layers: the step has 3")
+        tap.equal(
+            text(ValueError, q=it.buffer.view("f32", 4)),
+            "q: shape = [4]: [layers][tokens][…], one layer or more",
+        )
+        tap.equal(text(TypeError, q=t.array), "q: ndarray: an attnd.Tensor, from Buffer.view()")
+        tap.equal(len(it.daemon.requests), before)
+
+
+@tap.test
+def a_merge_names_its_parts():
+    with Attend() as it:
+        out, lse, stats = (it.buffer.view("f32", (1, 1, 2), offset=64 * i) for i in range(3))
+        it.client.merge([(out, lse), attnd.Partial(out, stats=stats)], out=out, lse=lse)
+        merge = it.daemon.requests[-1].merge
+        first, second = merge.partials
+        tap.equal((place(first.out), place(first.lse)), (message_of(out), message_of(lse)))
+        tap.equal((place(second.out), place(second.stats)), (message_of(out), message_of(stats)))
+        assert not first.HasField("stats") and not second.HasField("lse")
+        tap.equal((place(merge.out), place(merge.lse)), (message_of(out), message_of(lse)))
+        assert not merge.HasField("stats")
+        before = len(it.daemon.requests)
+        text = text_of(TypeError, it.client.merge, [(out, lse), (out, lse.array)], out=out)
+        tap.equal(text, "partials[1].lse = ndarray: an attnd.Tensor, from Buffer.view()")
+        tap.equal(len(it.daemon.requests), before)
+
+
+@tap.test
+def an_argument_no_batch_has_is_refused():
+    with Attend() as it:
+        text = it.refusal(TypeError, q_len=[1])
+        assert text.startswith("attend(): q_len: no such argument; of a batch: q_lens, "), text
+        text = text_of(TypeError, it.client.create_plan, it.model, kv_len=[1])
+        assert text.startswith("create_plan(): kv_len: no such argument"), text
 
 
 @tap.test

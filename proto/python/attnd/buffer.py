@@ -76,14 +76,31 @@ class FdSocket:
             raise
         return reply, fd
 
+    @property
+    def is_gone(self):
+        """Has either side ended the connection?"""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self):
         """Ends the lease."""
-        self._socket.close()
+        try:
+            # Wakes a thread that polls it; close() would let the number be used again.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        with self._lock:
+            self._socket.close()
 
 
-def map_buffer(fd_socket, handle, deadline):
-    """The buffer's memory as a uint8 array, mapped shared until the last view of it goes."""
-    reply, fd = fd_socket.exchange(handle, deadline)
+def map_buffer(fds, handle, deadline):
+    """The buffer's memory as a uint8 array, mapped shared until the last view of it goes. fds has
+    exchange(), as FdSocket."""
+    reply, fd = fds.exchange(handle, deadline)
     if fd < 0 or reply.kind != wire.ENUMS["FdKind"]["memfd"]:
         if fd >= 0:
             os.close(fd)

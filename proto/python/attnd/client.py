@@ -4,12 +4,12 @@ import itertools
 import math
 import os
 import time
-from dataclasses import dataclass
 
-import numpy as np
-
-from . import error, spec, transport, wire
-from .buffer import Buffer, FdSocket, Tensor, map_buffer
+from . import call as calls
+from . import error, spec, wire
+from .buffer import Buffer, map_buffer
+from .link import Link
+from .plan import Plan
 
 PROTOCOL = 1
 _DROP_S = 2.0  # cleaning up waits no longer for a daemon that may be gone
@@ -37,21 +37,6 @@ def _find_dir(runtime_dir):
             return path
     tried = ", ".join(os.path.join(path, "data") for path in dirs)
     raise error.unreachable("data", f"data = {tried}: no such socket; is attnd running?")
-
-
-@dataclass
-class Table:
-    """Block ids of every sequence for one group of layers.
-
-    block_ids  [sequences][width], a list of lists of any lengths, or a Tensor "i32" of one or two
-               dimensions; -1: not held
-    group      index into the model's groups; None: the group of the layer that is attended
-    width      of a Tensor of one dimension: entries a sequence; 0: ceil(kv_len / block_size) each
-    """
-
-    block_ids: object
-    group: int = None
-    width: int = 0
 
 
 class Model:
@@ -87,29 +72,42 @@ class Pending:
     id  of the request: what a later one may name in after=
     """
 
-    def __init__(self, connection, call, request_id, deadline):
+    def __init__(self, link, flight, request_id, deadline, on_refused):
         self.id = request_id
-        self._connection = connection
-        self._call = call
+        self._link = link
+        self._flight = flight
         self._deadline = deadline
+        self._on_refused = on_refused
 
     def wait(self, timeout=None):
         """The op's result, message of attnd.proto. timeout in seconds from now; None: what is left
         of the submitter's. Error DEADLINE_EXCEEDED when no reply came in time (it may be waited
-        for again), UNAVAILABLE when the connection broke, else what the daemon answered."""
+        for again), UNAVAILABLE when the connection broke and the request could not be repeated
+        over another, else what the daemon answered."""
+        return result_of(self.reply(timeout), self.id)
+
+    def reply(self, timeout=None):
+        """wait() for the whole Reply."""
         deadline = self._deadline if timeout is None else time.monotonic() + timeout
-        reply = wire.parse(wire.Reply, self._connection.wait(self._call, deadline), "reply")
+        reply = wire.parse(wire.Reply, self._link.wait(self._flight, deadline), "reply")
+        self._link.check(reply)
         if reply.status.code:
+            self._on_refused()
             raise wire.status_error(reply.status)
-        result = reply.WhichOneof("result")
-        if reply.id != self.id or result is None:
-            raise error.Error(
-                "INTERNAL",
-                "BROKEN",
-                "reply.id",
-                f"reply.id = {reply.id}: the result of request {self.id} was expected",
-            )
-        return getattr(reply, result)
+        return reply
+
+
+def result_of(reply, request_id):
+    """The result in a Reply; Error BROKEN when it is the reply to another request."""
+    result = reply.WhichOneof("result")
+    if reply.id != request_id or result is None:
+        raise error.Error(
+            "INTERNAL",
+            "BROKEN",
+            "reply.id",
+            f"reply.id = {reply.id}: the result of request {request_id} was expected",
+        )
+    return getattr(reply, result)
 
 
 class Client:
@@ -121,9 +119,12 @@ class Client:
             …
 
     Threads may share a client. Every call takes timeout, in seconds, None meaning the client's; the
-    daemon gets the same deadline. Every call may raise attnd.Error: DEADLINE_EXCEEDED when no
-    answer came in time, UNAVAILABLE as soon as the connection breaks and from then on (a new Client
-    is a new session), and what its own text says.
+    daemon gets the same deadline. A connection that breaks is made anew, which is tried for a
+    second, within the call's timeout; the session goes on, and what was in flight is sent once more
+    under the same id, which the daemon does not carry out twice. Every call may raise attnd.Error:
+    DEADLINE_EXCEEDED when no answer came in time, UNAVAILABLE when the daemon is not to be had
+    again or knows nothing of the session, and then from every later call (a new Client is a new
+    session), and what its own text says.
 
     info  HelloReply: version, device, limits, features, models, ordinal
     """
@@ -136,13 +137,17 @@ class Client:
         self._session = 0
         directory = _find_dir(runtime_dir)
         deadline = time.monotonic() + timeout
-        self._connection = transport.Connection(os.path.join(directory, "data"), deadline)
+        paths = (os.path.join(directory, socket) for socket in ("data", "buf"))
+        self._link = Link(*paths, deadline)
         try:
-            self.info = self._call("hello", {"protocol": PROTOCOL, "client": name}, timeout)
+            request, _ = self._request("hello", {"protocol": PROTOCOL, "client": name})
+            pending = self._submit(request, timeout)
+            reply = pending.reply()
+            self.info = result_of(reply, pending.id)
             self._session = self.info.session
-            self._fds = FdSocket(os.path.join(directory, "buf"), self._session, deadline)
+            self._link.open(self._session, reply.instance, deadline)
         except BaseException:
-            self._connection.close()
+            self._link.close()
             raise
 
     def __enter__(self):
@@ -158,9 +163,9 @@ class Client:
     def close(self):
         """Ends the session and everything it holds. Never raises Error and takes two seconds at
         most; a second call does nothing."""
-        self._drop("goodbye", {})
-        self._fds.close()
-        self._connection.close()
+        if self._link.is_whole:  # else the session ends by itself
+            self._drop("goodbye", {})
+        self._link.close()
 
     # ---- Requests --------------------------------------------------------------------------------
 
@@ -171,13 +176,17 @@ class Client:
         wire.fill(body, values)
         return request, body
 
-    def _submit(self, request, timeout):
+    def _submit(self, request, timeout, on_refused=lambda: None):
         timeout = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
         request.timeout_ms = min(max(1, math.ceil(timeout * 1000)), 0xFFFFFFFF)
         request.id = next(self._ids)
-        call = self._connection.send(request.SerializeToString(), deadline)
-        return Pending(self._connection, call, request.id, deadline)
+        try:
+            flight = self._link.send(request.SerializeToString(), deadline)
+        except error.Error:
+            on_refused()
+            raise
+        return Pending(self._link, flight, request.id, deadline, on_refused)
 
     def _call(self, op, values, timeout):
         return self._submit(self._request(op, values)[0], timeout).wait()
@@ -214,7 +223,7 @@ class Client:
         deadline = time.monotonic() + timeout
         reply = self._call("create_buffer", {"bytes": n_bytes}, timeout)
         try:
-            array = map_buffer(self._fds, reply.buffer, deadline)
+            array = map_buffer(self._link, reply.buffer, deadline)
         except BaseException:
             self._drop("free_buffer", {"buffer": reply.buffer})
             raise
@@ -247,6 +256,8 @@ class Client:
         keys          "pool" (None): from the pool; "given": k and v are the keys, nothing is stored
         after         Pending of this client that must have been launched before
         batch_invariant  a row's bits do not depend on the other rows
+        plan          from create_plan(): takes the place of q_lens, kv_lens, tables, n_contexts,
+                      slots, positions, mask
 
         Integers are sequences, integer arrays or Tensor "i32". Returns AttendReply: queue_us,
         device_us. Raises ValueError or TypeError for what cannot be written as a message, Error for
@@ -280,20 +291,16 @@ class Client:
         v=None,
         lse=None,
         stats=None,
-        q_lens=None,
-        kv_lens=None,
-        tables=None,
-        n_contexts=0,
-        slots=None,
-        positions=None,
-        mask=None,
+        plan=None,
         keys=None,
         after=None,
         batch_invariant=None,
         timeout=None,
+        **batch,
     ):
         """attend() without waiting: sends the request → Pending. The tensors belong to the daemon
         until the reply: q, k and v unchanged, out unread."""
+        _check_names("attend", batch, calls.BATCH)
         request, attend = self._request(
             "attend",
             {
@@ -301,77 +308,130 @@ class Client:
                 "layer": layer,
                 "keys": keys,
                 "batch_invariant": batch_invariant,
-                "batch": {"n_contexts": n_contexts, "mask": mask},
             },
         )
-        if after is not None:
-            request.after = after.id
         tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "stats": stats}
         for name, tensor in tensors.items():
-            _fill_tensor(attend, name, tensor)
-        batch = attend.batch
-        arrays = {"q_lens": q_lens, "kv_lens": kv_lens, "slots": slots, "positions": positions}
-        for name, values in arrays.items():
-            if values is not None:
-                _fill_ints(getattr(batch, name), values, name)
-        for table in _tables(tables):
-            _fill_table(batch.tables.add(), table, model.group_of(layer))
-        return self._submit(request, timeout)
+            calls.fill_tensor(attend, name, tensor)
+        if plan is None:
+            attend.batch.SetInParent()
+            calls.fill_batch(attend.batch, batch, model.group_of(layer))
+        elif batch:
+            raise ValueError(
+                f"plan = {plan}: {next(iter(batch))} is given too, the plan has its own"
+            )
+        else:
+            attend.plan = plan.handle
+        return self._submit(_behind(request, after), timeout)
+
+    # ---- Plans and steps -------------------------------------------------------------------------
+
+    def create_plan(self, model, *, batch_invariant=None, timeout=None, **batch):
+        """A batch, checked once, for all layers of the groups that its tables name → Plan.
+
+        q_lens, kv_lens, tables, n_contexts, slots, positions, mask, batch_invariant: as of
+        attend(). A list of block ids is of group 0; a Table without a group is of that of its place
+        in the list. The plan lives until it is dropped, or with the session:
+
+            with client.create_plan(model, q_lens=[1], kv_lens=[7], tables=[[9, 2]]) as plan:
+                for layer in range(model.n_layers):
+                    client.attend(model, layer, plan=plan, q=…, k=…, v=…, out=…)
+                plan.update(kv_lens=[8])
+        """
+        _check_names("create_plan", batch, calls.BATCH)
+        request, body = self._request(
+            "create_plan", {"model": model.handle, "batch_invariant": batch_invariant, "batch": {}}
+        )
+        calls.fill_batch(body.batch, batch)
+        reply = self._submit(request, timeout).wait()
+        return Plan(reply, model, self._update_plan, self._drop_plan)
+
+    def _update_plan(self, plan, values, timeout):
+        request, body = self._request("update_plan", {})
+        on_refused = plan.fill_update(body.update, values)
+        return self._submit(request, timeout, on_refused).wait().version
+
+    def _drop_plan(self, plan, timeout):
+        self._call("drop_plan", {"plan": plan.handle}, timeout)
+
+    def step(self, plan, first_layer, n_layers, *, timeout=None, **call):
+        """Layers first_layer .. first_layer + n_layers - 1 of a plan, in order, as attend() would
+        do one by one; returns when all outputs are written.
+
+        q, k, v, out, lse  as of attend(), with the layers in front: Tensor [layers][tokens][…] with
+                           one for each layer of the step, or a LayerTensor, which may be a ring
+        update             a mapping of Plan.update()'s arguments, applied first; None: none
+        keys, after        as of attend()
+
+        Returns StepReply: queue_us, device_us, version of the plan. Raises as attend() and
+        Plan.update(); after a refusal no layer has run.
+        """
+        return self.submit_step(plan, first_layer, n_layers, timeout=timeout, **call).wait()
+
+    def submit_step(
+        self,
+        plan,
+        first_layer,
+        n_layers,
+        *,
+        q,
+        out,
+        k=None,
+        v=None,
+        lse=None,
+        update=None,
+        keys=None,
+        after=None,
+        timeout=None,
+    ):
+        """step() without waiting: sends the request → Pending. The tensors belong to the daemon
+        until the reply."""
+        request, step = self._request(
+            "step",
+            {
+                "plan": plan.handle,
+                "first_layer": first_layer,
+                "n_layers": n_layers,
+                "keys": keys,
+            },
+        )
+        tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+        for name, tensor in tensors.items():
+            calls.fill_layers(step, name, tensor, n_layers)
+        _behind(request, after)
+        if update is None:
+            return self._submit(request, timeout)
+        return self._submit(request, timeout, plan.fill_update(step.update, update))
+
+    # ---- Merging ---------------------------------------------------------------------------------
+
+    def merge(self, partials, *, out, lse=None, stats=None, after=None, timeout=None):
+        """Attention over disjoint parts of the keys → attention over all of them, merged in order.
+
+        partials    Partials, or pairs (out, lse), of one shape
+        out         Tensor [tokens][n_heads][width]; overlaps no input
+        lse, stats  as of attend(); None: not asked for
+        after       Pending of this client that must have been launched before
+
+        Returns MergeReply: queue_us, device_us.
+        """
+        request, merge = self._request("merge", {})
+        for i, partial in enumerate(partials):
+            calls.fill_partial(merge.partials.add(), partial, f"partials[{i}]")
+        for name, tensor in {"out": out, "lse": lse, "stats": stats}.items():
+            calls.fill_tensor(merge, name, tensor)
+        return self._submit(_behind(request, after), timeout).wait()
 
 
-def _fill_tensor(attend, name, tensor):
-    if tensor is None:
-        return
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} = {type(tensor).__name__}: an attnd.Tensor, from Buffer.view()")
-    tensor.fill(getattr(attend, name))
+def _behind(request, after):
+    if after is not None:
+        request.after = after.id
+    return request
 
 
-def _fill_ints(message, values, where):
-    if isinstance(values, Tensor):
-        values.fill(message.ref)
-        return
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{where} = {array.dtype}: integers")
-    if array.size and not (-(1 << 31) <= array.min() and array.max() < 1 << 31):
-        raise ValueError(f"{where} = {array.min()} .. {array.max()}: 32-bit integers")
-    message.data = array.astype("<i4").tobytes()
-
-
-def _tables(tables):
-    if tables is None:
-        return []
-    if isinstance(tables, Table):
-        return [tables]
-    if not isinstance(tables, (np.ndarray, Tensor)) and any(isinstance(t, Table) for t in tables):
-        return tables
-    return [Table(tables)]
-
-
-def _fill_table(message, table, group):
-    message.group = group if table.group is None else table.group
-    ids, width = table.block_ids, table.width
-    if isinstance(ids, Tensor):
-        if len(ids.shape) == 2:
-            width = ids.shape[1]
-            ids = ids.flat()
-    else:
-        if not isinstance(ids, np.ndarray):
-            ids = _rectangle(ids)
-        if ids.ndim != 2:
-            raise ValueError(f"tables = {ids.ndim} dimensions: [sequences][width]")
-        width = ids.shape[1]
-    message.width = width
-    _fill_ints(message.block_ids, ids, "tables")
-
-
-def _rectangle(lists):
-    """Lists of any lengths as one array, filled up with -1 (not held)."""
-    rows = [np.asarray(one) for one in lists]
-    array = np.full((len(rows), max((len(row) for row in rows), default=0)), -1, dtype=np.int64)
-    for i, row in enumerate(rows):
-        if row.size and row.dtype.kind not in "iu":
-            raise TypeError(f"tables[{i}] = {row.dtype}: integers")
-        array[i, : len(row)] = row
-    return array
+def _check_names(function, values, names):
+    for name in values:
+        if name not in names:
+            raise TypeError(
+                f"{function}(): {name}: no such argument; of a batch: {', '.join(names)}"
+            )

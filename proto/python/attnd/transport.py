@@ -195,6 +195,11 @@ class Connection:
                 if call is not None:
                     call.reply = reply
 
+    @property
+    def is_broken(self):
+        """Is it known that the connection has ended? What waits to be read may say so."""
+        return self._why is not None
+
     def _raise_if_broken(self):
         if self._why is not None:
             raise error.broken(self._why)
