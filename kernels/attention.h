@@ -288,7 +288,7 @@ typedef struct ker_memory {
     void *base;    /* mapped here */
     size_t bytes;  /* as asked for */
     size_t mapped; /* rounded up to the granularity */
-    int fd;        /* sealed against shrinking and growing; closed by ker_memory_free */
+    int fd;        /* closed by ker_memory_free */
 } ker_memory;
 
 /* Work carried out in the order of its launches; different streams run side by side. */
@@ -296,12 +296,17 @@ typedef struct ker_stream ker_stream;
 
 /* Embedded by the caller; filled by ker_launch, completed once. */
 typedef struct ker_ticket ker_ticket;
+typedef struct ker_merge_problem ker_merge_problem;
 struct ker_ticket {
     void (*done)(ker_ticket *ticket); /* from a device thread, exactly once; must not block */
-    attnd_err err;                    /* valid in done: OK or KERNEL_FAILED */
+    attnd_err err; /* valid in done: OK, KERNEL_FAILED, or TIMED_OUT: it was not started */
+    const ker_ticket
+        *follows;         /* in: of the same stream; not started when that one was not, or failed */
+    uint64_t deadline_ns; /* in: not started later than this, CLOCK_MONOTONIC; 0: whenever */
     uint64_t launched_ns, started_ns, ended_ns; /* CLOCK_MONOTONIC */
     ker_ticket *next;                           /* the device's while the work is queued */
     const ker_plan *plan;
+    const ker_merge_problem *merge; /* or this */
 };
 
 /* Refuses NO_ROOM (memory, threads), UNSUPPORTED (an isa this CPU has not), BAD_CONFIG (no such
@@ -312,11 +317,17 @@ attnd_status ker_device_open(ker_device **out, const ker_device_options *options
 void ker_device_close(ker_device *device);
 void ker_device_describe(const ker_device *device, ker_device_info *info);
 
-/* Zero-filled memory named for /proc (memfd on the CPU). Refuses NO_ROOM with both numbers, "bytes
- * = 188978561024: 176.0 GiB; 131.2 GiB are free"; memory made before and not yet touched is not
- * free. */
+/* Zero-filled memory named for /proc (memfd on the CPU), sealed against shrinking and growing.
+ * Refuses NO_ROOM with both numbers, "bytes = 188978561024: 176.0 GiB; 131.2 GiB are free"; memory
+ * made before and not yet touched is not free. */
 attnd_status ker_memory_make(ker_device *device, const char *name, size_t bytes, ker_memory *out,
                              attnd_err *err);
+
+/* The same as a new POSIX shared memory object, which nothing seals: whoever may open it may also
+ * truncate it, and the next access kills. All of it is allocated. Locked (flock) as long as this
+ * process lives; the caller unlinks the name. */
+attnd_status ker_memory_make_named(ker_device *device, const char *shm_name, size_t bytes,
+                                   ker_memory *out, attnd_err *err);
 void ker_memory_free(ker_device *device, ker_memory *memory);
 
 attnd_status ker_stream_open(ker_device *device, ker_stream **out, attnd_err *err);
@@ -328,6 +339,29 @@ void ker_stream_close(ker_stream *stream);
  * plan, what it points to and the ticket until ticket->done. Never refuses for room: what cannot
  * run yet waits in the stream. */
 void ker_launch(ker_device *device, ker_stream *stream, const ker_plan *plan, ker_ticket *ticket);
+
+/* ---- Merge of partial results (attention.md §12) ----------------------------------------------
+ */
+
+/* Attention of the same rows over disjoint sets of keys. Each part gives lse, or stats when
+ * lse.base is NULL. A part whose weight is 0 in a row is not read there. */
+typedef struct ker_merge_part {
+    ker_rows out, lse, stats;
+} ker_merge_part;
+
+struct ker_merge_problem {
+    int64_t n_tokens;
+    uint32_t n_heads, width;
+    const ker_merge_part *parts; /* [n_parts], borrowed until the ticket is done */
+    uint32_t n_parts;
+    ker_rows out;        /* f32, f16, bf16 */
+    ker_rows lse, stats; /* fp32; base NULL: not asked for */
+};
+
+/* As ker_launch: enqueues the merge, in the order of the parts, in fp32. width is at most that of a
+ * head a kernel serves. */
+void ker_launch_merge(ker_device *device, ker_stream *stream, const ker_merge_problem *problem,
+                      ker_ticket *ticket);
 
 #ifdef __cplusplus
 }

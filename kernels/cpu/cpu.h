@@ -81,4 +81,11 @@ void cpu_append_tokens(const ker_plan *plan, int64_t first, int64_t end, char *w
  * scratch. */
 void cpu_merge_run(const ker_plan *plan, const ker_merge *merge, const char *workspace, float *acc);
 
+/* Tokens of one unit of cpu_merge_parts. */
+enum { CPU_MERGE_TOKENS = 8 };
+
+/* Tokens [first, end) of a merge of given parts. acc and row have room for its width. */
+void cpu_merge_parts(const ker_merge_problem *problem, int64_t first, int64_t end, float *acc,
+                     float *row);
+
 #endif

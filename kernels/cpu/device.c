@@ -13,6 +13,7 @@
  * before is done. Nothing here allocates or waits after ker_device_open() but the workers
  * themselves.
  */
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -46,8 +47,9 @@ typedef enum stage { STAGE_APPEND, STAGE_ATTEND, STAGE_MERGE, N_STAGES } stage;
 typedef struct slot {
     ker_stream *stream; /* NULL: free */
     ker_ticket *ticket;
-    const ker_plan *plan;
-    char *workspace; /* fixed at open */
+    const ker_plan *plan;           /* NULL: a merge of given parts */
+    const ker_merge_problem *merge; /* NULL: a plan */
+    char *workspace;                /* fixed at open */
     stage stage;
     int64_t n_units, n_taken, n_done; /* of the stage */
 } slot;
@@ -87,8 +89,12 @@ static uint64_t now_ns(void)
 /* ---- Units of a stage. ------------------------------------------------------------------------
  */
 
-static int64_t n_units(const ker_plan *plan, stage s)
+static int64_t n_units(const slot *run, stage s)
 {
+    const ker_plan *plan = run->plan;
+    if (run->merge)
+        return s == STAGE_MERGE ? (run->merge->n_tokens + CPU_MERGE_TOKENS - 1) / CPU_MERGE_TOKENS
+                                : 0;
     const ker_problem *p = &plan->problem;
     switch (s) {
     case STAGE_APPEND:
@@ -132,21 +138,33 @@ static void append_unit(const ker_plan *plan, int64_t unit, char *workspace)
                       workspace);
 }
 
-static void run_units(ker_worker *worker, const ker_plan *plan, stage s, int64_t first, int64_t end,
-                      char *workspace)
+static void merge_parts_unit(ker_worker *worker, const ker_merge_problem *merge, int64_t unit)
+{
+    int64_t first = unit * CPU_MERGE_TOKENS, left = merge->n_tokens - first;
+    cpu_merge_parts(merge, first, first + (left < CPU_MERGE_TOKENS ? left : CPU_MERGE_TOKENS),
+                    worker->scratch.total, worker->scratch.acc);
+}
+
+static void run_units(ker_worker *worker, const slot *run, stage s, int64_t first, int64_t end)
 {
     for (int64_t unit = first; unit < end; unit++) {
-        if (s == STAGE_APPEND)
-            append_unit(plan, unit, workspace);
+        if (run->merge)
+            merge_parts_unit(worker, run->merge, unit);
+        else if (s == STAGE_APPEND)
+            append_unit(run->plan, unit, run->workspace);
         else if (s == STAGE_ATTEND)
-            attend_unit(worker, plan, unit, workspace);
+            attend_unit(worker, run->plan, unit, run->workspace);
         else
-            merge_unit(worker, plan, unit, workspace);
+            merge_unit(worker, run->plan, unit, run->workspace);
     }
 }
 
-static double cost_of(const ker_plan *plan, stage s, int64_t unit)
+static double cost_of(const slot *run, stage s, int64_t unit)
 {
+    const ker_plan *plan = run->plan;
+    if (run->merge)
+        return (double)CPU_MERGE_TOKENS * run->merge->n_heads * run->merge->width *
+               (run->merge->n_parts + 1.0);
     const ker_problem *p = &plan->problem;
     double widths = (double)p->head_dim + p->head_dim_v;
     if (s == STAGE_APPEND)
@@ -165,8 +183,8 @@ static int64_t n_to_grab(const ker_device *device, const slot *run)
     int64_t left = run->n_units - run->n_taken, n = 1;
     int64_t most = left / ((int64_t)device->info.n_threads * GRAB_SHARE);
     most = most < GRAB_UNITS ? most : GRAB_UNITS;
-    double cost = cost_of(run->plan, run->stage, run->n_taken);
-    while (n < most && (cost += cost_of(run->plan, run->stage, run->n_taken + n)) < GRAB_COST)
+    double cost = cost_of(run, run->stage, run->n_taken);
+    while (n < most && (cost += cost_of(run, run->stage, run->n_taken + n)) < GRAB_COST)
         n++;
     return n;
 }
@@ -179,9 +197,9 @@ static int64_t n_to_grab(const ker_device *device, const slot *run)
 static void enter_stage(ker_device *device, slot *run, stage from)
 {
     run->stage = from;
-    while (run->stage < N_STAGES && n_units(run->plan, run->stage) == 0)
+    while (run->stage < N_STAGES && n_units(run, run->stage) == 0)
         run->stage++;
-    run->n_units = run->stage < N_STAGES ? n_units(run->plan, run->stage) : 1;
+    run->n_units = run->stage < N_STAGES ? n_units(run, run->stage) : 1;
     run->n_taken = run->n_done = 0;
     if (run->n_units > 1)
         pthread_cond_broadcast(&device->work);
@@ -194,9 +212,17 @@ static void start(ker_device *device, slot *run, ker_stream *stream)
     run->stream = stream;
     run->ticket = stream->head;
     run->plan = stream->head->plan;
+    run->merge = stream->head->merge;
     stream->head = stream->head->next;
-    run->ticket->started_ns = now_ns();
-    enter_stage(device, run, STAGE_APPEND);
+    ker_ticket *ticket = run->ticket;
+    ticket->started_ns = now_ns();
+    ticket->err = (attnd_err){.status = ATTND_OK};
+    bool is_late = ticket->deadline_ns && ticket->started_ns > ticket->deadline_ns;
+    if (is_late)
+        attnd_fail(&ticket->err, ATTND_TIMED_OUT, "launch: its time was up before it could start");
+    else if (ticket->follows)
+        ticket->err = ticket->follows->err;
+    enter_stage(device, run, ticket->err.status == ATTND_OK ? STAGE_APPEND : N_STAGES);
 }
 
 static slot *free_slot(ker_device *device)
@@ -232,7 +258,6 @@ static void finish(ker_device *device, slot *run)
     ker_stream *stream = run->stream;
     ker_ticket *ticket = run->ticket;
     pthread_mutex_unlock(&device->lock);
-    ticket->err = (attnd_err){.status = ATTND_OK};
     ticket->ended_ns = now_ns();
     ticket->done(ticket);
     pthread_mutex_lock(&device->lock);
@@ -285,7 +310,7 @@ static void *work(void *argument)
         int64_t first = run->n_taken, n = n_to_grab(device, run);
         run->n_taken += n;
         pthread_mutex_unlock(&device->lock);
-        run_units(&self->worker, run->plan, run->stage, first, first + n, run->workspace);
+        run_units(&self->worker, run, run->stage, first, first + n);
         pthread_mutex_lock(&device->lock);
         run->n_done += n;
         if (run->n_done < run->n_units)
@@ -324,9 +349,8 @@ void ker_stream_close(ker_stream *stream)
     free(stream);
 }
 
-void ker_launch(ker_device *device, ker_stream *stream, const ker_plan *plan, ker_ticket *ticket)
+static void enqueue(ker_device *device, ker_stream *stream, ker_ticket *ticket)
 {
-    ticket->plan = plan;
     ticket->next = NULL;
     ticket->launched_ns = now_ns();
     pthread_mutex_lock(&device->lock);
@@ -338,6 +362,22 @@ void ker_launch(ker_device *device, ker_stream *stream, const ker_plan *plan, ke
     if (!stream->is_running)
         ready(device, stream);
     pthread_mutex_unlock(&device->lock);
+}
+
+void ker_launch(ker_device *device, ker_stream *stream, const ker_plan *plan, ker_ticket *ticket)
+{
+    ticket->plan = plan;
+    ticket->merge = NULL;
+    enqueue(device, stream, ticket);
+}
+
+void ker_launch_merge(ker_device *device, ker_stream *stream, const ker_merge_problem *problem,
+                      ker_ticket *ticket)
+{
+    assert(problem->width <= KER_MAX_DIM);
+    ticket->plan = NULL;
+    ticket->merge = problem;
+    enqueue(device, stream, ticket);
 }
 
 /* ---- Open and close. --------------------------------------------------------------------------
