@@ -1,15 +1,14 @@
 /* config.c: file, environment and flags into one checked struct. */
 #include "config/config.h"
 
-#include <cjson/cJSON.h>
 #include <ctype.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "config/json.h"
 #include "config/keys.h"
-#include "config/source.h"
+#include "config/models_read.h"
 #include "config/value.h"
 
 void cfg_defaults(cfg *out)
@@ -39,6 +38,19 @@ bool cfg_get(const cfg *c, const char *name, char *buf, size_t bytes)
     return true;
 }
 
+bool cfg_is_live(const char *name)
+{
+    const cfg_key *key = cfg_key_find(name);
+    return key && key->live;
+}
+
+void cfg_take_live(cfg *to, const cfg *from)
+{
+    for (size_t i = 0; i < cfg_n_keys; i++)
+        if (cfg_keys[i].live)
+            cfg_value_copy(to, from, &cfg_keys[i]);
+}
+
 /* ---- The file ---------------------------------------------------------------------------------
  */
 
@@ -46,28 +58,8 @@ bool cfg_get(const cfg *c, const char *name, char *buf, size_t bytes)
 typedef struct reading {
     const cfg_source *source;
     cfg *out;
+    cfg_models *models; /* NULL: a file with models is refused */
 } reading;
-
-static const cJSON *twin_before(const cJSON *object, const cJSON *member, size_t *n)
-{
-    *n = 0;
-    for (const cJSON *other = object->child; other != member; other = other->next, ++*n)
-        if (strcmp(other->string, member->string) == 0)
-            return other;
-    return NULL;
-}
-
-/* cJSON takes a name twice and lets the first win. */
-static attnd_status check_twin(const reading *r, const cJSON *object, size_t open,
-                               const cJSON *member, cfg_member place, attnd_err *err)
-{
-    size_t n, line, column;
-    if (!twin_before(object, member, &n))
-        return ATTND_OK;
-    cfg_source_place(r->source, cfg_source_member(r->source, open, n).name, &line, &column);
-    return cfg_source_fail(r->source, place.name, err, "%.80s: line %zu has it already",
-                           member->string, line);
-}
 
 static bool fits(const cfg_key *key, const cJSON *value)
 {
@@ -113,7 +105,7 @@ static attnd_status read_section(const reading *r, const cJSON *section, size_t 
     size_t i = 0;
     for (const cJSON *value = section->child; value; value = value->next, i++) {
         cfg_member place = cfg_source_member(r->source, open, i);
-        TRY(check_twin(r, section, open, value, place, err));
+        TRY(cfg_json_once(r->source, section, open, value, place, err));
         char name[CFG_VALUE_TEXT];
         snprintf(name, sizeof name, "%.80s.%.80s", section->string, value->string);
         const cfg_key *key = cfg_key_find(name);
@@ -172,9 +164,13 @@ static attnd_status read_root(const reading *r, const cJSON *root, attnd_err *er
                                r->source->text + open);
     for (const cJSON *section = root->child; section; section = section->next, i++) {
         cfg_member place = cfg_source_member(r->source, open, i);
-        TRY(check_twin(r, root, open, section, place, err));
-        if (strcmp(section->string, "models") == 0)
+        TRY(cfg_json_once(r->source, root, open, section, place, err));
+        if (strcmp(section->string, "models") == 0 && !r->models)
             return refuse_models(r, place.name, err);
+        if (strcmp(section->string, "models") == 0) {
+            TRY(cfg_models_read(r->models, r->source, section, place.value, err));
+            continue;
+        }
         if (!has_section(section->string)) {
             cfg_text nearest;
             nearest_section(section->string, nearest);
@@ -190,52 +186,28 @@ static attnd_status read_root(const reading *r, const cJSON *root, attnd_err *er
     return ATTND_OK;
 }
 
-/* Where the text stops being JSON. cJSON points one byte too far when a name was wanted: behind an
- * opening brace or a comma. */
-static size_t error_offset(const cfg_source *source, const char *end)
-{
-    size_t offset = end ? (size_t)(end - source->text) : 0;
-    if (offset < 2 || isspace((unsigned char)source->text[offset - 1]))
-        return offset;
-    size_t before = offset - 2;
-    while (before > 0 && isspace((unsigned char)source->text[before]))
-        before--;
-    return source->text[before] == '{' || source->text[before] == ',' ? offset - 1 : offset;
-}
-
-/* cJSON takes text behind the value unless it is asked to look for the end. */
-static attnd_status parse(const cfg_source *source, cJSON **out, attnd_err *err)
-{
-    const char *end = NULL;
-    errno = 0;
-    *out = cJSON_ParseWithLengthOpts(source->text, source->n + 1, &end, true);
-    if (*out)
-        return ATTND_OK;
-    if (errno == ENOMEM)
-        return attnd_fail(err, ATTND_NO_ROOM, "%s: no memory to parse it", source->path);
-    size_t offset = error_offset(source, end);
-    if (offset >= source->n)
-        return cfg_source_fail(source, source->n, err, "the file ends: JSON that is closed");
-    size_t line = strcspn(source->text + offset, "\r\n");
-    return cfg_source_fail(source, offset, err, "%.*s: JSON, with // and /* */ comments",
-                           line < 20 ? (int)line : 20, source->text + offset);
-}
-
-attnd_status cfg_read_file(cfg *out, const char *path, attnd_err *err)
+attnd_status cfg_read_models(cfg *out, cfg_models *models, const char *path, attnd_err *err)
 {
     cfg next = *out;
     cfg_source source;
     cJSON *root = NULL;
+    if (models)
+        *models = (cfg_models){0};
     attnd_status status = cfg_source_init(&source, path, err);
     if (status == ATTND_OK)
-        status = parse(&source, &root, err);
+        status = cfg_json_parse(&source, &root, err);
     if (status == ATTND_OK)
-        status = read_root(&(reading){&source, &next}, root, err);
+        status = read_root(&(reading){&source, &next, models}, root, err);
     if (status == ATTND_OK)
         *out = next;
     cJSON_Delete(root);
     cfg_source_fini(&source);
     return status;
+}
+
+attnd_status cfg_read_file(cfg *out, const char *path, attnd_err *err)
+{
+    return cfg_read_models(out, NULL, path, err);
 }
 
 /* ---- The environment ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "config/models.h"
 #include "proto/err.h"
 
 enum { CFG_TEXT = 256 };
@@ -39,6 +40,11 @@ void cfg_defaults(cfg *out);
  * with "path:line:column: key = value: what would be right"; *out is then as before. */
 attnd_status cfg_read_file(cfg *out, const char *path, attnd_err *err);
 
+/* The same for a file that may have models: fills *models, which the caller ends with
+ * cfg_models_fini, after a refusal too. cfg_read_file refuses them (UNSUPPORTED): no server opens
+ * them. */
+attnd_status cfg_read_models(cfg *out, cfg_models *models, const char *path, attnd_err *err);
+
 /* Reads ATTND_* of environ; an unknown ATTND_* name is refused but for those the build and tests
  * own (ATTND_BUILD, ATTND_TEST_*); *out is then as before. */
 attnd_status cfg_read_env(cfg *out, char *const *environ_, attnd_err *err);
@@ -56,12 +62,21 @@ void cfg_help(FILE *out);
 /* Prints config/attnd.json: every key at its default with its help as comments. */
 void cfg_print_defaults(FILE *out);
 
+/* Prints every key as scdoc markup: what attnd.conf(5) says of them. */
+void cfg_print_man(FILE *out);
+
 /* Text of a key's present value into buf ("4MiB", "30s", "info"); false when the key is unknown.
  * For config.get. */
 bool cfg_get(const cfg *c, const char *key, char *buf, size_t bytes);
 
 /* Names of the keys, in the order of keys.def; NULL past the end. */
 const char *cfg_key_at(size_t i);
+
+/* Whether the key can change while the daemon runs; false for an unknown one. */
+bool cfg_is_live(const char *key);
+
+/* Sets the live keys of *to to their values in from, and no other byte. */
+void cfg_take_live(cfg *to, const cfg *from);
 
 /* The runtime directory: runtime.dir when set, else $RUNTIME_DIRECTORY, else
  * $XDG_RUNTIME_DIR/attnd, else /run/attnd when it exists or can be made, else /tmp/attnd-UID. Only

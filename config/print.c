@@ -50,6 +50,37 @@ void cfg_help(FILE *out)
     }
 }
 
+/* What scdoc would read as markup: an underscore underlines, a backslash escapes. */
+static void print_escaped(FILE *out, const char *text)
+{
+    for (; *text; text++) {
+        if (strchr("_*\\#<", *text))
+            fputc('\\', out);
+        fputc(*text, out);
+    }
+}
+
+void cfg_print_man(FILE *out)
+{
+    cfg defaults;
+    cfg_defaults(&defaults);
+    for (size_t i = 0; i < cfg_n_keys; i++) {
+        const cfg_key *key = &cfg_keys[i];
+        char value[CFG_VALUE_TEXT], range[CFG_VALUE_TEXT];
+        cfg_value_text(&defaults, key, value);
+        cfg_value_range(key, range);
+        fputs("*", out);
+        print_escaped(out, key->name);
+        fputs("*\n\t", out);
+        print_escaped(out, key->help);
+        fputs(range[0] ? " Values: " : "", out);
+        print_escaped(out, range);
+        fputs(range[0] ? ". Default: " : " Default: ", out);
+        print_escaped(out, value[0] ? value : "empty");
+        fputs(key->live ? ". Can change while attnd runs.\n\n" : ".\n\n", out);
+    }
+}
+
 /* Numbers stand bare, all else in quotes. No default holds what JSON would escape. */
 static void print_key(FILE *out, const cfg *defaults, const cfg_key *key, bool last)
 {

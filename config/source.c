@@ -144,14 +144,14 @@ size_t cfg_source_begin(const cfg_source *source)
     return behind_space(source, starts(source, 0, "\xEF\xBB\xBF") ? 3 : 0);
 }
 
-/* Offset of the comma or brace that ends the value at i. */
+/* Offset of the comma, brace or bracket that ends the value at i. */
 static size_t behind_value(const cfg_source *s, size_t i)
 {
     for (size_t depth = 0; i < s->n; i++) {
         while (s->text[i] == '"')
             i = behind_string(s, i);
         char c = s->text[i];
-        if (depth == 0 && (c == ',' || c == '}'))
+        if (depth == 0 && (c == ',' || c == '}' || c == ']'))
             return i;
         if (c == '{' || c == '[')
             depth++;
@@ -174,4 +174,12 @@ cfg_member cfg_source_member(const cfg_source *source, size_t open, size_t n)
     while (is_space(source->text[member.end - 1]))
         member.end--;
     return member;
+}
+
+size_t cfg_source_element(const cfg_source *source, size_t open, size_t n)
+{
+    size_t value = behind_space(source, open + 1);
+    for (size_t i = 0; i < n; i++)
+        value = behind_space(source, behind_value(source, value) + 1);
+    return value;
 }

@@ -40,4 +40,7 @@ size_t cfg_source_begin(const cfg_source *source);
 /* Member n (there is one) of the object whose brace is at `open`, in a text that is JSON. */
 cfg_member cfg_source_member(const cfg_source *source, size_t open, size_t n);
 
+/* Where element n (there is one) of the array whose bracket is at `open` begins. */
+size_t cfg_source_element(const cfg_source *source, size_t open, size_t n);
+
 #endif

@@ -39,6 +39,16 @@ void cfg_value_default(cfg *out, const cfg_key *key)
         *(int64_t *)place = key->number;
 }
 
+void cfg_value_copy(cfg *to, const cfg *from, const cfg_key *key)
+{
+    static const size_t bytes[] = {
+        [CFG_TYPE_INT] = sizeof(int64_t),     [CFG_TYPE_BYTES] = sizeof(int64_t),
+        [CFG_TYPE_TIME_MS] = sizeof(int64_t), [CFG_TYPE_FLAG] = sizeof(bool),
+        [CFG_TYPE_TEXT] = sizeof(cfg_text),   [CFG_TYPE_CHOICE] = sizeof(cfg_text),
+    };
+    memcpy(place_of(to, key), place_of((cfg *)from, key), bytes[key->type]);
+}
+
 /* "64 KiB" → 65536. False for what is no number of this type or passes 2^63. */
 static bool parse_number(const char *text, const unit *units, int64_t *out)
 {

@@ -13,6 +13,9 @@ enum { CFG_VALUE_TEXT = CFG_TEXT + 64 }; /* room for any value or what is expect
 /* Sets the key's value in *out to its default. */
 void cfg_value_default(cfg *out, const cfg_key *key);
 
+/* Sets the key's value in *to to the one in from. */
+void cfg_value_copy(cfg *to, const cfg *from, const cfg_key *key);
+
 /* Sets the key's value in *out from text. A refusal (BAD_CONFIG) calls it `called`: the key, or the
  * variable it came from; *out is then as before. */
 attnd_status cfg_value_set(cfg *out, const cfg_key *key, const char *called, const char *text,

@@ -36,6 +36,28 @@ static void a_file_without_memory_is_refused_and_sets_nothing(void **state)
     assert_int_not_equal(c.data_contexts, 17);
 }
 
+static void models_without_memory_are_refused_and_leave_nothing_behind(void **state)
+{
+    cfg c;
+    cfg_models models;
+    attnd_err err;
+    attnd_status status;
+    size_t n_refused = 0;
+    cfg_defaults(&c);
+    OOM_EACH(n, failed,
+             (status = cfg_read_models(&c, &models, "config/presets/t5-base.json", &err)), {
+                 if (status != ATTND_OK) {
+                     assert_true(failed);
+                     assert_non_null(strstr(err.text, "config/presets/t5-base.json: "));
+                     n_refused++;
+                 } else {
+                     assert_int_equal(models.n_models, 1);
+                 }
+                 cfg_models_fini(&models);
+             });
+    assert_true(n_refused > 50);
+}
+
 static void a_refusal_for_memory_says_so(void **state)
 {
     cfg c;
@@ -53,6 +75,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_without_memory_is_refused_and_sets_nothing),
+        cmocka_unit_test(models_without_memory_are_refused_and_leave_nothing_behind),
         cmocka_unit_test(a_refusal_for_memory_says_so),
     };
     return cmocka_run_group_tests_name("cfg_oom", tests, NULL, NULL);
