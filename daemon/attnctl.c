@@ -21,9 +21,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/attnctl_top.h"
+
 enum { EXIT_OK = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_NO_DAEMON = 3, EXIT_TIMED_OUT = 4 };
 
-enum { CALL_TIMEOUT_MS = 5000, WAIT_TIMEOUT_MS = 60000, MAX_ANSWER = 64 << 20, MAX_PLACES = 4 };
+enum {
+    CALL_TIMEOUT_MS = 5000,
+    WAIT_TIMEOUT_MS = 60000,
+    INTERVAL_MS = 1000,
+    MAX_ANSWER = 64 << 20,
+    MAX_PLACES = 4,
+};
 
 /* ---- The table of commands --------------------------------------------------------------------
  */
@@ -36,7 +44,9 @@ typedef enum command_id {
 #include "daemon/methods.def"
 #undef METHOD
 #undef PARAM
+    CMD_top,
     CMD_call,
+    CMD_completion,
     CMD_version,
     N_COMMANDS,
 } command_id;
@@ -53,7 +63,9 @@ static const command commands[N_COMMANDS] = {
 #include "daemon/methods.def"
 #undef METHOD
 #undef PARAM
+    [CMD_top] = {"top", "", "What happens now: rates of ops, kernels and sessions, every second."},
     [CMD_call] = {"call", "", "METHOD [JSON]: any method, its result as it comes."},
+    [CMD_completion] = {"completion", "", "bash: prints what completes attnctl's words in bash."},
     [CMD_version] = {"version", "", "The version of attnctl; info has the daemon's."},
 };
 
@@ -78,15 +90,32 @@ enum { N_PARAMS = sizeof params / sizeof *params };
 typedef struct extra {
     command_id command;
     const char *name;
+    int has_value; /* as getopt_long says it */
     int flag;
     const char *summary;
 } extra;
 
-enum { FLAG_RESET = 2000, FLAG_WAIT, FLAG_SOCKET, FLAG_DIR, FLAG_JSON, FLAG_TIMEOUT };
+enum {
+    FLAG_RESET = 2000,
+    FLAG_WATCH,
+    FLAG_INTERVAL,
+    FLAG_COUNT,
+    FLAG_WAIT,
+    FLAG_SOCKET,
+    FLAG_DIR,
+    FLAG_JSON,
+    FLAG_TIMEOUT,
+    FLAG_MAN,
+};
 
 static const extra extras[] = {
-    {CMD_stats_get, "reset", FLAG_RESET, "set all but the gauges to zero instead"},
-    {CMD_server_drain, "wait", FLAG_WAIT,
+    {CMD_stats_get, "reset", no_argument, FLAG_RESET, "set all but the gauges to zero instead"},
+    {CMD_stats_get, "watch", optional_argument, FLAG_WATCH,
+     "again every S seconds, 1 when not given, until interrupted"},
+    {CMD_stats_get, "count", required_argument, FLAG_COUNT, "with --watch: N times"},
+    {CMD_top, "interval", required_argument, FLAG_INTERVAL, "every S seconds instead of 1"},
+    {CMD_top, "count", required_argument, FLAG_COUNT, "N times, not until interrupted"},
+    {CMD_server_drain, "wait", no_argument, FLAG_WAIT,
      "return when the daemon has left (60 s at most, or --timeout)"},
 };
 
@@ -97,8 +126,12 @@ enum { N_EXTRAS = sizeof extras / sizeof *extras };
 
 typedef struct options {
     const char *socket, *dir;
-    bool json, reset, wait;
+    bool json, reset, wait, watch;
     int64_t timeout_ms; /* -1: not given */
+    int64_t interval_ms;
+    bool has_interval;
+    int64_t count;     /* rounds of watch and top; 0: until interrupted */
+    const char *shell; /* of completion */
     command_id command;
     const char *method; /* of call */
     cJSON *params;      /* object */
@@ -136,6 +169,18 @@ static void print_help(void)
            "time.\n");
 }
 
+/* "--watch[=S]", "--count N". */
+static void extra_text(const extra *e, char *out, size_t bytes)
+{
+    const char *value = e->flag == FLAG_COUNT ? "N" : "S";
+    if (e->has_value == no_argument)
+        snprintf(out, bytes, "--%s", e->name);
+    else if (e->has_value == required_argument)
+        snprintf(out, bytes, "--%s %s", e->name, value);
+    else
+        snprintf(out, bytes, "--%s[=%s]", e->name, value);
+}
+
 static void print_command_help(command_id id)
 {
     static const char *const shapes[] = {
@@ -146,17 +191,116 @@ static void print_command_help(command_id id)
             printf("  --%-11s %-8s %s\n", params[i].name, shapes[params[i].type],
                    params[i].summary);
     for (size_t i = 0; i < N_EXTRAS; i++)
-        if (extras[i].command == id)
-            printf("  --%-20s %s\n", extras[i].name, extras[i].summary);
+        if (extras[i].command == id) {
+            char flag[32];
+            extra_text(&extras[i], flag, sizeof flag);
+            printf("  %-22s %s\n", flag, extras[i].summary);
+        }
 }
 
-static int64_t read_seconds(const char *text)
+/* The commands as scdoc markup: what attnctl(1) says of them. */
+static void print_man(void)
+{
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (!*commands[i].name)
+            continue;
+        printf("*%s*", commands[i].name);
+        for (size_t j = 0; j < N_EXTRAS; j++)
+            if (extras[j].command == (command_id)i) {
+                char flag[32];
+                extra_text(&extras[j], flag, sizeof flag);
+                printf(" [%s]", flag);
+            }
+        printf("\n\t%s\n", commands[i].summary);
+        for (size_t j = 0; j < N_EXTRAS; j++)
+            if (extras[j].command == (command_id)i)
+                printf("\t*--%s*: %s.\n", extras[j].name, extras[j].summary);
+        for (size_t j = 0; j < N_PARAMS; j++)
+            if (params[j].command == (command_id)i) {
+                printf("\t*--");
+                for (const char *c = params[j].name; *c; c++)
+                    printf(*c == '_' ? "\\_" : "%c", *c);
+                printf("*: %s.\n", params[j].summary);
+            }
+        printf("\n");
+    }
+}
+
+/* ---- Completion -------------------------------------------------------------------------------
+ */
+
+static void print_words(command_id id)
+{
+    printf("--json --timeout --help");
+    for (size_t i = 0; i < N_PARAMS; i++)
+        if (params[i].command == id)
+            printf(" --%s", params[i].name);
+    for (size_t i = 0; i < N_EXTRAS; i++)
+        if (extras[i].command == id)
+            printf(" --%s", extras[i].name);
+    if (id == CMD_completion)
+        printf(" bash");
+    if (id == CMD_log_level)
+        printf(" error warn info debug");
+    for (size_t i = 0; i < N_COMMANDS && id == CMD_call; i++)
+        if (*commands[i].method)
+            printf(" %s", commands[i].method);
+}
+
+static void print_completion(void)
+{
+    printf(
+        "# attnctl's words in bash, from its table of commands: source <(attnctl completion bash)\n"
+        "_attnctl()\n"
+        "{\n"
+        "    local word=${COMP_WORDS[COMP_CWORD]} command= words i\n"
+        "    COMPREPLY=()\n"
+        "    case ${COMP_WORDS[COMP_CWORD - 1]} in\n"
+        "    --socket) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n"
+        "    --dir) COMPREPLY=($(compgen -d -- \"$word\")); return ;;\n"
+        "    --timeout | --count | --interval) return ;;\n"
+        "    esac\n"
+        "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
+        "        case ${COMP_WORDS[i]} in\n"
+        "        --socket | --dir | --timeout) ((i++)) ;;\n"
+        "        -*) ;;\n"
+        "        *) command=${COMP_WORDS[i]}; break ;;\n"
+        "        esac\n"
+        "    done\n"
+        "    case $command in\n"
+        "    '') words='--socket --dir --json --timeout --help");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (*commands[i].name)
+            printf(" %s", commands[i].name);
+    printf("' ;;\n");
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (!*commands[i].name)
+            continue;
+        printf("    %s) words='", commands[i].name);
+        print_words((command_id)i);
+        printf("' ;;\n");
+    }
+    printf("    esac\n"
+           "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
+           "}\n"
+           "complete -F _attnctl attnctl\n");
+}
+
+static int64_t read_seconds(const char *flag, const char *text)
 {
     char *end;
     double seconds = strtod(text, &end);
     if (end == text || *end || !(seconds > 0 && seconds <= 86400))
-        usage("--timeout = %s: seconds, more than 0 and at most 86400", text);
+        usage("--%s = %s: seconds, more than 0 and at most 86400", flag, text);
     return (int64_t)ceil(seconds * 1000);
+}
+
+static int64_t read_count(const char *text)
+{
+    size_t n = strspn(text, "0123456789");
+    if (n == 0 || n > 9 || text[n] || atoi(text) == 0)
+        usage("--count = %s: how often, 1 .. 999999999", text);
+    return atoi(text);
 }
 
 /* A whole number as JSON; the daemon says whether it is in range. */
@@ -209,8 +353,23 @@ static void set_flag(options *o, int flag, command_id id)
         o->json = true;
         break;
     case FLAG_TIMEOUT:
-        o->timeout_ms = read_seconds(optarg);
+        o->timeout_ms = read_seconds("timeout", optarg);
         break;
+    case FLAG_WATCH:
+        o->watch = true;
+        o->has_interval = optarg != NULL;
+        if (optarg)
+            o->interval_ms = read_seconds("watch", optarg);
+        break;
+    case FLAG_INTERVAL:
+        o->interval_ms = read_seconds("interval", optarg);
+        break;
+    case FLAG_COUNT:
+        o->count = read_count(optarg);
+        break;
+    case FLAG_MAN:
+        print_man();
+        exit(EXIT_OK);
     case FLAG_RESET:
         o->reset = true;
         break;
@@ -234,6 +393,7 @@ static int read_flags(options *o, int argc, char **argv, command_id id)
                                         {"dir", required_argument, NULL, FLAG_DIR},
                                         {"json", no_argument, NULL, FLAG_JSON},
                                         {"timeout", required_argument, NULL, FLAG_TIMEOUT},
+                                        {"print-man", no_argument, NULL, FLAG_MAN},
                                         {"help", no_argument, NULL, 'h'}};
     enum { N_OWN = sizeof own / sizeof *own };
     struct option longs[N_OWN + N_PARAMS + N_EXTRAS + 1] = {{0}};
@@ -244,7 +404,7 @@ static int read_flags(options *o, int argc, char **argv, command_id id)
             longs[n++] = (struct option){params[i].name, required_argument, NULL, (int)i};
     for (size_t i = 0; i < N_EXTRAS; i++)
         if (extras[i].command == id)
-            longs[n++] = (struct option){extras[i].name, no_argument, NULL, extras[i].flag};
+            longs[n++] = (struct option){extras[i].name, extras[i].has_value, NULL, extras[i].flag};
     optind = 0;
     opterr = 0;
     /* "+": the first word that is no flag ends them. */
@@ -283,6 +443,16 @@ static void set_word(options *o, const char *word)
             usage("%s: a JSON object with the method's parameters", word);
         return;
     }
+    if (o->command == CMD_completion && !o->shell) {
+        o->shell = word;
+        return;
+    }
+    /* "--watch 2": getopt takes an optional value only behind "=". */
+    if (o->watch && !o->has_interval) {
+        o->interval_ms = read_seconds("watch", word);
+        o->has_interval = true;
+        return;
+    }
     for (size_t i = 0; i < N_PARAMS; i++)
         if (params[i].command == o->command &&
             !cJSON_GetObjectItemCaseSensitive(o->params, params[i].name)) {
@@ -294,7 +464,7 @@ static void set_word(options *o, const char *word)
 
 static void read_options(options *o, int argc, char **argv)
 {
-    *o = (options){.timeout_ms = -1, .params = cJSON_CreateObject()};
+    *o = (options){.timeout_ms = -1, .interval_ms = INTERVAL_MS, .params = cJSON_CreateObject()};
     int at = read_flags(o, argc, argv, N_COMMANDS);
     if (at >= argc)
         usage("a command is missing");
@@ -307,6 +477,12 @@ static void read_options(options *o, int argc, char **argv)
     }
     if (o->command == CMD_call && !o->method)
         usage("call: a method is missing");
+    if (o->command == CMD_completion && (!o->shell || strcmp(o->shell, "bash") != 0))
+        usage("completion = %s: bash", o->shell ? o->shell : "absent");
+    if (o->command == CMD_stats_get && o->count && !o->watch)
+        usage("--count = %lld: goes with --watch", (long long)o->count);
+    if (o->reset && o->watch)
+        usage("--reset = given: not with --watch");
     if (o->reset)
         o->command = CMD_stats_reset;
 }
@@ -395,13 +571,18 @@ static size_t list_places(const options *o, const char *dirs[MAX_PLACES],
     return n;
 }
 
+static void set_deadline(connection *c, const options *o)
+{
+    c->deadline_ms = now_ms() + (uint64_t)(o->timeout_ms < 0 ? CALL_TIMEOUT_MS : o->timeout_ms);
+}
+
 /* Connects to the first place that has a socket; the refusal names every one tried. */
 static void open_connection(connection *c, const options *o)
 {
     const char *dirs[MAX_PLACES], *below[MAX_PLACES];
     size_t n = list_places(o, dirs, below);
     int errors[MAX_PLACES];
-    c->deadline_ms = now_ms() + (uint64_t)(o->timeout_ms < 0 ? CALL_TIMEOUT_MS : o->timeout_ms);
+    set_deadline(c, o);
     for (size_t i = 0; i < n; i++) {
         errors[i] = set_path(c, dirs[i], below[i]) ? try_connect(c) : ENAMETOOLONG;
         if (errors[i] == 0)
@@ -451,8 +632,9 @@ static bool receive_more(connection *c)
     return true;
 }
 
-/* One call; returns the answer, an object with result or error. The caller deletes it. */
-static cJSON *call(connection *c, const char *method, cJSON *call_params)
+/* One call; returns the answer, an object with result or error. Takes call_params; the caller
+ * deletes the answer. */
+static cJSON *call(connection *c, const options *o, const char *method, cJSON *call_params)
 {
     cJSON *request = cJSON_CreateObject();
     cJSON_AddStringToObject(request, "jsonrpc", "2.0");
@@ -460,6 +642,10 @@ static cJSON *call(connection *c, const char *method, cJSON *call_params)
     cJSON_AddStringToObject(request, "method", method);
     cJSON_AddItemToObject(request, "params", call_params);
     char *text = cJSON_PrintUnformatted(request), *line;
+    set_deadline(c, o);
+    c->n = 0;
+    if (c->text)
+        *c->text = '\0';
     cJSON_Delete(request);
     if (!text || asprintf(&line, "%s\n", text) < 0)
         leave(c, EXIT_REFUSED, "no memory");
@@ -762,11 +948,27 @@ static void reshape_methods(cJSON *result)
     }
 }
 
+/* Lists with a name above each; an empty one says so. */
+static void print_lists(const cJSON *result)
+{
+    const cJSON *list;
+    cJSON_ArrayForEach(list, result)
+    {
+        printf(list->child ? "%s\n" : "%s  nothing\n", list->string);
+        if (list->child)
+            print_table(list, 2);
+    }
+}
+
 static void print_human(command_id id, cJSON *result)
 {
     const cJSON *list;
     if (id == CMD_call) {
         print_json_line(result);
+        return;
+    }
+    if (id == CMD_config_reload) {
+        print_lists(result);
         return;
     }
     if (id == CMD_stats_get)
@@ -814,16 +1016,147 @@ static void wait_until_gone(connection *c, const options *o)
     }
 }
 
-static int run(options *o)
+/* The result of a call without parameters that has no reason to be refused; or ends the process. */
+static cJSON *get(connection *c, const options *o, const char *method)
 {
-    connection c = {.fd = -1};
-    open_connection(&c, o);
-    cJSON *answer = call(&c, o->method ? o->method : commands[o->command].method, o->params);
+    cJSON *answer = call(c, o, method, cJSON_CreateObject());
+    cJSON *result = cJSON_DetachItemFromObjectCaseSensitive(answer, "result");
+    if (!result)
+        exit(print_error(o, c, cJSON_GetObjectItemCaseSensitive(answer, "error")));
+    cJSON_Delete(answer);
+    keep_digits(result);
+    return result;
+}
+
+/* A round begins: on a terminal in place of the last one, else below it. */
+static void begin_round(const options *o, int64_t round)
+{
+    if (!o->json && isatty(STDOUT_FILENO))
+        printf("\033[H\033[2J");
+    else if (!o->json && round)
+        printf("\n");
+}
+
+static void sleep_ms(int64_t ms)
+{
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    fflush(stdout);
+    while (nanosleep(&t, &t) < 0 && errno == EINTR)
+        ;
+}
+
+static int watch(options *o, connection *c)
+{
+    for (int64_t round = 0; !o->count || round < o->count; round++) {
+        if (round)
+            sleep_ms(o->interval_ms);
+        cJSON *result = get(c, o, commands[o->command].method);
+        begin_round(o, round);
+        if (o->json)
+            print_json(result);
+        else
+            print_human(o->command, result);
+        cJSON_Delete(result);
+    }
+    return EXIT_OK;
+}
+
+/* ---- top --------------------------------------------------------------------------------------
+ */
+
+static ctl_look look(connection *c, const options *o)
+{
+    ctl_look out = {.stats = get(c, o, "stats.get"), .sessions = get(c, o, "sessions.list")};
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    out.at_s = (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+    return out;
+}
+
+static void look_fini(ctl_look *l)
+{
+    cJSON_Delete(l->stats);
+    cJSON_Delete(l->sessions);
+}
+
+/* "attnd 0.1.0  cpu avx2  2 threads  ready  up 75 s". */
+static void print_daemon(const cJSON *info)
+{
+    const cJSON *device = cJSON_GetObjectItemCaseSensitive(info, "device");
+    const cJSON *why = cJSON_GetObjectItemCaseSensitive(info, "why");
+    const char *waits = cJSON_GetStringValue(why);
+    char version[64], backend[32], isa[32], threads[32], uptime[32];
+    cell_text(cJSON_GetObjectItemCaseSensitive(info, "version"), version, sizeof version);
+    cell_text(cJSON_GetObjectItemCaseSensitive(device, "backend"), backend, sizeof backend);
+    cell_text(cJSON_GetObjectItemCaseSensitive(device, "isa"), isa, sizeof isa);
+    cell_text(cJSON_GetObjectItemCaseSensitive(device, "n_threads"), threads, sizeof threads);
+    cell_text(cJSON_GetObjectItemCaseSensitive(info, "uptime_ms"), uptime, sizeof uptime);
+    printf("attnd %s  %s %s  %s threads  %s  up %lld s\n", version, backend, isa, threads,
+           waits && *waits ? waits : "ready", strtoll(uptime, NULL, 10) / 1000);
+}
+
+/* Members side by side: "requests/s 20.1  refused/s 0". */
+static void print_pairs(const cJSON *object, const char *suffix)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, object)
+    {
+        char cell[64];
+        cell_text(item, cell, sizeof cell);
+        printf("%s%s%s %s", item == object->child ? "" : "  ", item->string, suffix, cell);
+    }
+    printf("\n");
+}
+
+static void print_top(const cJSON *info, const cJSON *view)
+{
+    static const char *const lists[] = {"ops", "kernels", "sessions"};
+    print_daemon(info);
+    print_pairs(cJSON_GetObjectItemCaseSensitive(view, "rates"), "/s");
+    print_pairs(cJSON_GetObjectItemCaseSensitive(view, "gauges"), "");
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(view, lists[i]);
+        printf("\n");
+        if (list->child)
+            print_table(list, 0);
+        else
+            printf("no %s\n", lists[i]);
+    }
+}
+
+static int top(options *o, connection *c)
+{
+    ctl_look before = look(c, o);
+    for (int64_t round = 0; !o->count || round < o->count; round++) {
+        sleep_ms(o->interval_ms);
+        ctl_look after = look(c, o);
+        cJSON *info = get(c, o, "server.info"), *view = ctl_top(&before, &after);
+        begin_round(o, round);
+        if (o->json)
+            print_json_line(view);
+        else
+            print_top(info, view);
+        cJSON_Delete(view);
+        cJSON_Delete(info);
+        look_fini(&before);
+        before = after;
+    }
+    look_fini(&before);
+    return EXIT_OK;
+}
+
+/* ---- Run --------------------------------------------------------------------------------------
+ */
+
+static int ask_once(options *o, connection *c)
+{
+    cJSON *answer = call(c, o, o->method ? o->method : commands[o->command].method, o->params);
     cJSON *result = cJSON_GetObjectItemCaseSensitive(answer, "result");
     int code = EXIT_OK;
+    o->params = NULL;
     keep_digits(answer);
     if (!cJSON_IsObject(result)) {
-        code = print_error(o, &c, cJSON_GetObjectItemCaseSensitive(answer, "error"));
+        code = print_error(o, c, cJSON_GetObjectItemCaseSensitive(answer, "error"));
     } else {
         if (o->command == CMD_server_ready &&
             !cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(result, "ready")))
@@ -833,9 +1166,17 @@ static int run(options *o)
         else
             print_human(o->command, result);
         if (o->wait)
-            wait_until_gone(&c, o);
+            wait_until_gone(c, o);
     }
     cJSON_Delete(answer);
+    return code;
+}
+
+static int run(options *o)
+{
+    connection c = {.fd = -1};
+    open_connection(&c, o);
+    int code = o->command == CMD_top ? top(o, &c) : o->watch ? watch(o, &c) : ask_once(o, &c);
     free(c.text);
     close(c.fd);
     return code;
@@ -844,11 +1185,15 @@ static int run(options *o)
 int main(int argc, char **argv)
 {
     options o;
+    int code = EXIT_OK;
     read_options(&o, argc, argv);
-    if (o.command != CMD_version)
-        return run(&o);
-    printf(o.json ? "{\"version\":\"%s\",\"commit\":\"%s\"}\n" : "attnctl %s (%s)\n", ATTND_VERSION,
-           ATTND_COMMIT);
+    if (o.command == CMD_completion)
+        print_completion();
+    else if (o.command == CMD_version)
+        printf(o.json ? "{\"version\":\"%s\",\"commit\":\"%s\"}\n" : "attnctl %s (%s)\n",
+               ATTND_VERSION, ATTND_COMMIT);
+    else
+        code = run(&o);
     cJSON_Delete(o.params);
-    return EXIT_OK;
+    return code;
 }

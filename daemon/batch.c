@@ -1,4 +1,4 @@
-/* batch.c: a message's batch → the problem's batch, every index checked. */
+/* batch.c: a message's batch → plain arrays, every index checked. */
 #include "daemon/batch.h"
 
 #include <inttypes.h>
@@ -7,118 +7,427 @@
 
 #include "daemon/tensor.h"
 
-/* ---- Lengths ----------------------------------------------------------------------------------
- */
+/* ---- Reading: counts and limits
+ * ------------------------------------------------------------------ */
+
+/* Where the numbers came in, for refusals. */
+static const char *message_of(const srv_batch *batch)
+{
+    return batch->is_update ? "update" : "batch";
+}
+
+static void *take(msg_arena *arena, uint64_t n, size_t size, const char *field, attnd_err *err)
+{
+    void *memory = n <= SIZE_MAX / size ? msg_arena_take(arena, n * size) : NULL;
+    if (!memory)
+        attnd_fail(err, ATTND_TOO_LARGE, "%s = %" PRIu64 " entries: more than a request may use",
+                   field, n);
+    return memory;
+}
+
+static attnd_status read_ints(srv_request *request, msg_arena *arena, const srv_batch *batch,
+                              const msg_ints *ints, const char *name, int64_t wanted, int64_t most,
+                              const int32_t **out, int64_t *n, attnd_err *err)
+{
+    char field[48];
+    snprintf(field, sizeof field, "%s.%s", message_of(batch), name);
+    return srv_ints_copy(request, arena, ints, field, wanted, most, out, n, err);
+}
+
+/* q_first, and the sum of q_lens within limits. */
+static attnd_status sum_tokens(srv_engine *engine, msg_arena *arena, srv_batch *batch,
+                               attnd_err *err)
+{
+    ker_batch *lengths = &batch->lengths;
+    int64_t most = engine->limits.max_tokens, n = 0;
+    int64_t *first = take(arena, lengths->n_seqs, sizeof *first, "batch.q_lens", err);
+    if (!first)
+        return err->status;
+    for (uint32_t b = 0; b < lengths->n_seqs; b++) {
+        if (lengths->q_len[b] < 0)
+            return attnd_fail(err, ATTND_BAD_LENGTH, "%s.q_lens[%u] = %d: not negative",
+                              message_of(batch), b, lengths->q_len[b]);
+        if (lengths->kv_len[b] < 0)
+            return attnd_fail(err, ATTND_BAD_LENGTH, "%s.kv_lens[%u] = %d: not negative",
+                              message_of(batch), b, lengths->kv_len[b]);
+        first[b] = n;
+        n += lengths->q_len[b];
+        if (n > most)
+            return attnd_fail(err, ATTND_TOO_LARGE,
+                              "%s.q_lens[%u] = %d: a call has at most %" PRId64
+                              " tokens (limits.max_tokens)",
+                              message_of(batch), b, lengths->q_len[b], most);
+        if (b >= lengths->n_contexts && lengths->kv_len[b] &&
+            lengths->q_len[b] > lengths->kv_len[b])
+            return attnd_fail(err, ATTND_BAD_LENGTH,
+                              "%s.kv_lens[%u] = %d: a generation sees at least its own %d tokens",
+                              message_of(batch), b, lengths->kv_len[b], lengths->q_len[b]);
+    }
+    lengths->q_first = first;
+    lengths->n_tokens = n;
+    return ATTND_OK;
+}
+
+/* Slots and positions, one for each token. */
+static attnd_status read_tokens(srv_request *request, msg_arena *arena, const msg_ints *slots,
+                                const msg_ints *positions, srv_batch *batch, attnd_err *err)
+{
+    ker_batch *lengths = &batch->lengths;
+    int64_t n, n_tokens = lengths->n_tokens;
+    if (slots->given)
+        TRY(read_ints(request, arena, batch, slots, "slots", n_tokens, n_tokens, &batch->slots, &n,
+                      err));
+    if (!positions->given)
+        return ATTND_OK;
+    TRY(read_ints(request, arena, batch, positions, "positions", n_tokens, n_tokens,
+                  &lengths->positions, &n, err));
+    for (int64_t t = 0; t < n; t++)
+        if (lengths->positions[t] < 0)
+            return attnd_fail(err, ATTND_BAD_ROPE, "%s.positions[%" PRId64 "] = %d: not negative",
+                              message_of(batch), t, lengths->positions[t]);
+    return ATTND_OK;
+}
+
+/* Every sequence within what its pool, and its row of the table, can hold. */
+static attnd_status check_fits(const srv_batch *batch, const srv_group *group,
+                               const srv_table *table, attnd_err *err)
+{
+    const ker_batch *lengths = &batch->lengths;
+    for (uint32_t b = 0; b < lengths->n_seqs; b++) {
+        int64_t holds = table->length[b] * group->geometry.block_size;
+        int32_t kv_len = lengths->kv_len[b];
+        if ((uint32_t)kv_len > group->max_kv_len)
+            return attnd_fail(err, ATTND_KV_LEN_EXCEEDS_POOL,
+                              "%s.kv_lens[%u] = %d: pool \"%s\" holds sequences of at most %u",
+                              message_of(batch), b, kv_len, group->name, group->max_kv_len);
+        if (lengths->q_len[b] && kv_len > holds)
+            return attnd_fail(err, ATTND_KV_LEN_EXCEEDS_POOL,
+                              "%s.kv_lens[%u] = %d: a table of width %" PRId64 " holds %" PRId64
+                              " tokens",
+                              message_of(batch), b, kv_len, table->length[b], holds);
+    }
+    return ATTND_OK;
+}
+
+static attnd_status read_table(srv_request *request, msg_arena *arena, const msg_table *msg,
+                               const srv_group *group, srv_batch *batch, srv_table *table,
+                               attnd_err *err)
+{
+    char field[48];
+    snprintf(field, sizeof field, "batch.tables[%zu].block_ids", table->index);
+    uint32_t n_seqs = batch->lengths.n_seqs;
+    int64_t n = 0;
+    int64_t *first = take(arena, n_seqs, sizeof *first, field, err);
+    int64_t *length = first ? take(arena, n_seqs, sizeof *length, field, err) : NULL;
+    if (!length)
+        return err->status;
+    for (uint32_t b = 0; b < n_seqs; b++) {
+        first[b] = n;
+        length[b] = msg->width ? msg->width
+                               : kv_geometry_blocks(&group->geometry, batch->lengths.kv_len[b]);
+        n += length[b];
+    }
+    table->first = first;
+    table->length = length;
+    table->given = true;
+    TRY(check_fits(batch, group, table, err));
+    return srv_ints_copy(request, arena, &msg->block_ids, field, n, INT64_MAX / 8, &table->ids, &n,
+                         err);
+}
+
+static attnd_status read_tables(srv_request *request, msg_arena *arena, const msg_batch *msg,
+                                const srv_model *model, int only_group, srv_batch *batch,
+                                attnd_err *err)
+{
+    for (size_t i = 0; i < msg->n_tables; i++) {
+        uint32_t group = msg->tables[i].group;
+        if (only_group >= 0 && group != (uint32_t)only_group)
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "batch.tables[%zu].group = %u: the layer lies in group %d", i, group,
+                              only_group);
+        if (group >= model->n_groups)
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "batch.tables[%zu].group = %u: the model has groups 0..%u", i, group,
+                              model->n_groups - 1);
+        if (msg->tables[i].version)
+            return attnd_fail(err, ATTND_UNSUPPORTED,
+                              "batch.tables[%zu].version = %" PRIu64
+                              ": this server keeps no tables",
+                              i, msg->tables[i].version);
+        srv_table *table = &batch->table[group];
+        if (table->given)
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "batch.tables[%zu].group = %u: a group has one table", i, group);
+        table->index = i;
+        TRY(read_table(request, arena, &msg->tables[i], &model->groups[group], batch, table, err));
+    }
+    if (only_group >= 0 && !batch->table[only_group].given)
+        return attnd_fail(err, ATTND_BAD_GEOMETRY, "batch.tables: the layer's group %d has none",
+                          only_group);
+    if (!msg->n_tables)
+        return attnd_fail(err, ATTND_BAD_GEOMETRY, "batch.tables: a plan needs one for each group");
+    return ATTND_OK;
+}
+
+/* What this server does not serve is refused by name. */
+static attnd_status check_served(const msg_batch *msg, attnd_err *err)
+{
+    static const char *const MASKS[] = {"causal", "full", "variable", "custom", "tree"};
+    if (msg->n_sequences)
+        return attnd_fail(err, ATTND_UNSUPPORTED,
+                          "batch.sequences = %zu entries: this server takes tables",
+                          msg->n_sequences);
+    if (msg->mask != MSG_MASK_CAUSAL && msg->mask != MSG_MASK_FULL)
+        return attnd_fail(err, ATTND_UNSUPPORTED,
+                          "batch.mask = %s: this server serves causal and full", MASKS[msg->mask]);
+    return ATTND_OK;
+}
+
+attnd_status srv_batch_read(srv_engine *engine, srv_request *request, msg_arena *arena,
+                            const msg_batch *msg, const srv_model *model, int only_group,
+                            srv_batch *out, attnd_err *err)
+{
+    int64_t n, most = engine->limits.max_sequences;
+    ker_batch *lengths = &out->lengths;
+    memset(out, 0, sizeof *out);
+    TRY(check_served(msg, err));
+    out->mask = msg->mask;
+    TRY(read_ints(request, arena, out, &msg->q_lens, "q_lens", -1, most, &lengths->q_len, &n, err));
+    lengths->n_seqs = (uint32_t)n;
+    lengths->n_contexts = msg->n_contexts;
+    if (msg->n_contexts > lengths->n_seqs)
+        return attnd_fail(err, ATTND_BAD_PHASE, "batch.n_contexts = %u: the batch has %u sequences",
+                          msg->n_contexts, lengths->n_seqs);
+    TRY(read_ints(request, arena, out, &msg->kv_lens, "kv_lens", n, most, &lengths->kv_len, &n,
+                  err));
+    TRY(sum_tokens(engine, arena, out, err));
+    TRY(read_tokens(request, arena, &msg->slots, &msg->positions, out, err));
+    return read_tables(request, arena, msg, model, only_group, out, err);
+}
+
+/* ---- Reading an update
+ * --------------------------------------------------------------------------- */
+
+/* The lengths of an update, or those that were. */
+static attnd_status read_lengths(srv_request *request, msg_arena *arena, const msg_ints *ints,
+                                 const char *name, const int32_t *old, srv_batch *batch,
+                                 const int32_t **out, attnd_err *err)
+{
+    int64_t n = batch->lengths.n_seqs;
+    if (ints->given)
+        return read_ints(request, arena, batch, ints, name, n, n, out, &n, err);
+    int32_t *copy = take(arena, (uint64_t)n, sizeof *copy, "update", err);
+    if (!copy)
+        return err->status;
+    memcpy(copy, old, (size_t)n * sizeof *copy);
+    *out = copy;
+    return ATTND_OK;
+}
+
+/* The entries a row keeps, those it takes from the message (width 0: just those it lacks), and
+ * their sum. */
+static attnd_status plan_rows(msg_arena *arena, const msg_table *msg, const kv_geometry *geometry,
+                              const srv_table *old, const srv_batch *batch, srv_table *table,
+                              int64_t *n_ids, int64_t *n_sent, attnd_err *err)
+{
+    uint32_t n_seqs = batch->lengths.n_seqs;
+    int64_t *rows = take(arena, 4 * (uint64_t)n_seqs, sizeof *rows, "update.appended", err);
+    if (!rows)
+        return err->status;
+    int64_t *first = rows, *length = rows + n_seqs, *kept = length + n_seqs, *sent = kept + n_seqs;
+    *n_ids = *n_sent = 0;
+    for (uint32_t b = 0; b < n_seqs; b++) {
+        int64_t blocks = kv_geometry_blocks(geometry, batch->lengths.kv_len[b]);
+        first[b] = *n_ids;
+        length[b] = blocks;
+        kept[b] = old->length[b] < blocks ? old->length[b] : blocks;
+        sent[b] = *n_sent;
+        int64_t lacks = blocks - kept[b];
+        if (msg && msg->width && msg->width < lacks)
+            return attnd_fail(err, ATTND_KV_LEN_EXCEEDS_POOL,
+                              "update.appended[%zu].width = %u: sequence %u needs %" PRId64
+                              " more blocks",
+                              table->index, msg->width, b, lacks);
+        *n_ids += blocks;
+        *n_sent += msg && msg->width ? msg->width : lacks;
+    }
+    table->first = first;
+    table->length = length;
+    table->n_kept = kept;
+    table->n_sent = sent;
+    return ATTND_OK;
+}
+
+static attnd_status extend_table(srv_request *request, msg_arena *arena, const msg_table *msg,
+                                 const srv_model *model, uint32_t group, const srv_table *old,
+                                 srv_batch *batch, attnd_err *err)
+{
+    srv_table *table = &batch->table[group];
+    int64_t n_ids = 0, n_sent = 0, n;
+    const int32_t *sent = NULL;
+    char field[48];
+    TRY(plan_rows(arena, msg, &model->groups[group].geometry, old, batch, table, &n_ids, &n_sent,
+                  err));
+    TRY(check_fits(batch, &model->groups[group], table, err));
+    snprintf(field, sizeof field, "update.appended[%zu].block_ids", table->index);
+    if (msg)
+        TRY(srv_ints_copy(request, arena, &msg->block_ids, field, n_sent, INT64_MAX / 8, &sent, &n,
+                          err));
+    else if (n_sent)
+        return attnd_fail(err, ATTND_BAD_LENGTH,
+                          "update.appended: group %u needs %" PRId64 " more blocks", group, n_sent);
+    int32_t *ids = take(arena, (uint64_t)n_ids, sizeof *ids, field, err);
+    if (!ids)
+        return err->status;
+    for (uint32_t b = 0; b < batch->lengths.n_seqs; b++) {
+        int32_t *row = ids + table->first[b];
+        int64_t kept = table->n_kept[b];
+        memcpy(row, old->ids + old->first[b], (size_t)kept * sizeof *row);
+        if (sent)
+            memcpy(row + kept, sent + table->n_sent[b],
+                   (size_t)(table->length[b] - kept) * sizeof *row);
+    }
+    table->ids = ids;
+    table->given = true;
+    return ATTND_OK;
+}
+
+static attnd_status extend_tables(srv_request *request, msg_arena *arena,
+                                  const msg_plan_update *msg, const srv_model *model,
+                                  const srv_batch *old, srv_batch *batch, attnd_err *err)
+{
+    const msg_table *appended[SRV_MAX_GROUPS] = {NULL};
+    for (size_t i = 0; i < msg->n_appended; i++) {
+        uint32_t group = msg->appended[i].group;
+        if (group >= model->n_groups || !old->table[group].given)
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "update.appended[%zu].group = %u: the plan has no table of it", i,
+                              group);
+        if (appended[group])
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "update.appended[%zu].group = %u: a group has one table", i, group);
+        appended[group] = &msg->appended[i];
+        batch->table[group].index = i;
+    }
+    for (uint32_t g = 0; g < model->n_groups; g++)
+        if (old->table[g].given)
+            TRY(extend_table(request, arena, appended[g], model, g, &old->table[g], batch, err));
+    return ATTND_OK;
+}
+
+attnd_status srv_batch_update(srv_engine *engine, srv_request *request, msg_arena *arena,
+                              const msg_plan_update *msg, const srv_model *model,
+                              const srv_batch *old, srv_batch *out, attnd_err *err)
+{
+    memset(out, 0, sizeof *out);
+    out->is_update = true;
+    out->mask = old->mask;
+    out->lengths.n_seqs = old->lengths.n_seqs;
+    out->lengths.n_contexts = old->lengths.n_contexts;
+    if (old->slots && !msg->slots.given)
+        return attnd_fail(err, ATTND_BAD_LENGTH, "update.slots: the plan was made with slots");
+    if (old->lengths.positions && !msg->positions.given)
+        return attnd_fail(err, ATTND_BAD_LENGTH,
+                          "update.positions: the plan was made with positions");
+    TRY(read_lengths(request, arena, &msg->q_lens, "q_lens", old->lengths.q_len, out,
+                     &out->lengths.q_len, err));
+    TRY(read_lengths(request, arena, &msg->kv_lens, "kv_lens", old->lengths.kv_len, out,
+                     &out->lengths.kv_len, err));
+    TRY(sum_tokens(engine, arena, out, err));
+    TRY(read_tokens(request, arena, &msg->slots, &msg->positions, out, err));
+    return extend_tables(request, arena, msg, model, old, out, err);
+}
+
+/* ---- Checking: what the numbers mean
+ * ------------------------------------------------------------- */
+
+/* What the checks below look at. */
+typedef struct batch_check {
+    const srv_batch *batch;
+    const ker_batch *lengths;
+    const srv_table *table;
+    const ker_mask *mask;
+    srv_group *group;
+    uint64_t stamp; /* of this check */
+} batch_check;
 
 /* Whether a sequence stores a token: not when all its slots say nowhere. */
-static bool appends(const ker_problem *problem, uint32_t b)
+static bool appends(const batch_check *c, uint32_t b)
 {
-    const int32_t *slots = problem->append.slots;
-    int64_t first = problem->batch.q_first[b];
-    if (!slots)
+    int64_t first = c->lengths->q_first[b];
+    if (!c->batch->slots)
         return true;
-    for (int32_t i = 0; i < problem->batch.q_len[b]; i++)
-        if (slots[first + i] >= 0)
+    for (int32_t i = 0; i < c->lengths->q_len[b]; i++)
+        if (c->batch->slots[first + i] >= 0)
             return true;
     return false;
 }
 
-static attnd_status check_lengths(const ker_problem *problem, const srv_group *group,
-                                  bool has_new_keys, attnd_err *err)
+static attnd_status check_lengths(const batch_check *c, bool with_keys, attnd_err *err)
 {
-    const ker_batch *batch = &problem->batch;
-    for (uint32_t b = 0; b < batch->n_seqs; b++) {
-        int32_t q_len = batch->q_len[b], kv_len = batch->kv_len[b];
-        if (kv_len < 0)
-            return attnd_fail(err, ATTND_BAD_LENGTH, "batch.kv_lens[%u] = %d: not negative", b,
-                              kv_len);
-        if ((uint32_t)kv_len > group->max_kv_len)
-            return attnd_fail(err, ATTND_KV_LEN_EXCEEDS_POOL,
-                              "batch.kv_lens[%u] = %d: pool \"%s\" holds sequences of at most %u",
-                              b, kv_len, group->name, group->max_kv_len);
-        if (q_len > kv_len && has_new_keys && appends(problem, b))
+    for (uint32_t b = 0; b < c->lengths->n_seqs; b++) {
+        int32_t q_len = c->lengths->q_len[b], kv_len = c->lengths->kv_len[b];
+        if (q_len > kv_len && with_keys && appends(c, b))
             return attnd_fail(err, ATTND_BAD_LENGTH,
-                              "batch.kv_lens[%u] = %d: it counts the %d tokens this call appends",
-                              b, kv_len, q_len);
-        if (b >= batch->n_contexts && kv_len && q_len > kv_len)
+                              "%s.kv_lens[%u] = %d: it counts the %d tokens this call appends",
+                              message_of(c->batch), b, kv_len, q_len);
+    }
+    return ATTND_OK;
+}
+
+static attnd_status check_slots(const batch_check *c, attnd_err *err)
+{
+    int64_t n_slots = (int64_t)c->group->n_blocks * c->group->geometry.block_size;
+    for (int64_t t = 0; t < c->lengths->n_tokens; t++)
+        if (c->batch->slots[t] < -1 || c->batch->slots[t] >= n_slots)
             return attnd_fail(
-                err, ATTND_BAD_LENGTH,
-                "batch.kv_lens[%u] = %d: a generation sees at least its own %d tokens", b, kv_len,
-                q_len);
-    }
+                err, ATTND_BAD_BLOCK,
+                "%s.slots[%" PRId64 "] = %d: pool \"%s\" has slots 0..%" PRId64 ", -1 for nowhere",
+                message_of(c->batch), t, c->batch->slots[t], c->group->name, n_slots - 1);
     return ATTND_OK;
 }
 
-/* q_first, and the sum of q_lens within limits. */
-static attnd_status sum_tokens(srv_engine *engine, srv_request *request, attnd_err *err)
+/* The path of entry n of sequence b in the message it came in. */
+static const char *entry_field(const batch_check *c, uint32_t b, int64_t n, char out[64])
 {
-    ker_batch *batch = &request->problem.batch;
-    int64_t most = engine->limits.max_tokens, n = 0;
-    int64_t *first = msg_arena_take(&request->arena, batch->n_seqs * sizeof *first);
-    if (!first)
-        return attnd_fail(err, ATTND_TOO_LARGE,
-                          "batch.q_lens = %u entries: more than a request may use", batch->n_seqs);
-    for (uint32_t b = 0; b < batch->n_seqs; b++) {
-        if (batch->q_len[b] < 0)
-            return attnd_fail(err, ATTND_BAD_LENGTH, "batch.q_lens[%u] = %d: not negative", b,
-                              batch->q_len[b]);
-        first[b] = n;
-        n += batch->q_len[b];
-        if (n > most)
-            return attnd_fail(err, ATTND_TOO_LARGE,
-                              "batch.q_lens[%u] = %d: a call has at most %" PRId64
-                              " tokens (limits.max_tokens)",
-                              b, batch->q_len[b], most);
-    }
-    batch->q_first = first;
-    batch->n_tokens = n;
+    const srv_table *t = c->table;
+    if (!c->batch->is_update)
+        snprintf(out, 64, "batch.tables[%zu].block_ids[%" PRId64 "]", t->index, t->first[b] + n);
+    else if (n < t->n_kept[b])
+        snprintf(out, 64, "update.kv_lens[%u]", b);
+    else
+        snprintf(out, 64, "update.appended[%zu].block_ids[%" PRId64 "]", t->index,
+                 t->n_sent[b] + n - t->n_kept[b]);
+    return out;
+}
+
+/* Entries that are read: the lowest visible key's block up to the last. */
+static void needed_entries(const batch_check *c, uint32_t b, int64_t *first, int64_t *end)
+{
+    *first = *end = 0;
+    if (!c->lengths->q_len[b])
+        return;
+    *end = kv_geometry_blocks(&c->group->geometry, c->lengths->kv_len[b]);
+    *first = ker_mask_lowest_key(c->mask, c->lengths->q_len[b], c->lengths->kv_len[b]) /
+             c->group->geometry.block_size;
+}
+
+static attnd_status check_entries(const batch_check *c, uint32_t b, attnd_err *err)
+{
+    const int32_t *ids = c->table->ids + c->table->first[b];
+    int64_t first, end;
+    char field[64];
+    needed_entries(c, b, &first, &end);
+    for (int64_t n = first; n < end; n++)
+        if (ids[n] < 0 || (uint32_t)ids[n] >= c->group->n_blocks)
+            return attnd_fail(
+                err, ATTND_BAD_BLOCK, "%s = %d: sequence %u needs it, pool \"%s\" has blocks 0..%u",
+                entry_field(c, b, n, field), ids[n], b, c->group->name, c->group->n_blocks - 1);
     return ATTND_OK;
 }
 
-attnd_status srv_batch_read(srv_engine *engine, srv_request *request, const srv_model *model,
-                            uint32_t group_index, bool has_new_keys, attnd_err *err)
-{
-    const msg_batch *msg = &request->msg.attend.batch;
-    const srv_group *group = &model->groups[group_index];
-    ker_problem *problem = &request->problem;
-    ker_batch *batch = &problem->batch;
-    int64_t n, most = engine->limits.max_sequences;
-    TRY(srv_ints_copy(request, &msg->q_lens, "batch.q_lens", -1, most, &batch->q_len, &n, err));
-    batch->n_seqs = (uint32_t)n;
-    batch->n_contexts = msg->n_contexts;
-    if (msg->n_contexts > batch->n_seqs)
-        return attnd_fail(err, ATTND_BAD_PHASE, "batch.n_contexts = %u: the batch has %u sequences",
-                          msg->n_contexts, batch->n_seqs);
-    TRY(srv_ints_copy(request, &msg->kv_lens, "batch.kv_lens", n, most, &batch->kv_len, &n, err));
-    TRY(sum_tokens(engine, request, err));
-    if (msg->slots.given && !has_new_keys)
-        return attnd_fail(err, ATTND_BAD_COMBINATION,
-                          "batch.slots: the call brings no k and v to store");
-    if (msg->slots.given) {
-        TRY(srv_ints_copy(request, &msg->slots, "batch.slots", batch->n_tokens, batch->n_tokens,
-                          &problem->append.slots, &n, err));
-        int64_t n_slots = (int64_t)group->n_blocks * group->geometry.block_size;
-        for (int64_t t = 0; t < n; t++)
-            if (problem->append.slots[t] < -1 || problem->append.slots[t] >= n_slots)
-                return attnd_fail(err, ATTND_BAD_BLOCK,
-                                  "batch.slots[%" PRId64 "] = %d: pool \"%s\" has slots 0..%" PRId64
-                                  ", -1 for nowhere",
-                                  t, problem->append.slots[t], group->name, n_slots - 1);
-    }
-    if (msg->positions.given) {
-        TRY(srv_ints_copy(request, &msg->positions, "batch.positions", batch->n_tokens,
-                          batch->n_tokens, &batch->positions, &n, err));
-        for (int64_t t = 0; t < n; t++)
-            if (batch->positions[t] < 0)
-                return attnd_fail(err, ATTND_BAD_ROPE,
-                                  "batch.positions[%" PRId64 "] = %d: not negative", t,
-                                  batch->positions[t]);
-    }
-    return check_lengths(problem, group, has_new_keys, err);
-}
-
-/* ---- Tables -----------------------------------------------------------------------------------
- */
+/* ---- Checking: what is appended
+ * ------------------------------------------------------------------ */
 
 /* Slots that this call appends to → the token that does: open addressing, at most half full. */
 typedef struct slot_map {
@@ -151,80 +460,45 @@ static int64_t slot_map_place(const slot_map *map, int64_t slot)
     return i;
 }
 
-/* What the checks below look at. */
-typedef struct table_check {
-    const ker_problem *problem;
-    uint64_t stamp; /* of this request */
-    srv_group *group;
-    char field[48]; /* "batch.tables[0].block_ids" */
-    slot_map slots;
-} table_check;
-
-static int64_t table_length(const table_check *c, const msg_table *table, uint32_t b)
-{
-    return table->width ? table->width
-                        : kv_geometry_blocks(&c->group->geometry, c->problem->batch.kv_len[b]);
-}
-
-/* Entries that are read: lo's block up to the last. */
-static void needed_entries(const table_check *c, uint32_t b, int64_t *first, int64_t *end)
-{
-    const ker_batch *batch = &c->problem->batch;
-    *first = *end = 0;
-    if (!batch->q_len[b])
-        return;
-    *end = kv_geometry_blocks(&c->group->geometry, batch->kv_len[b]);
-    *first = ker_mask_lowest_key(&c->problem->mask, batch->q_len[b], batch->kv_len[b]) /
-             c->group->geometry.block_size;
-}
-
-static attnd_status check_entries(const table_check *c, uint32_t b, attnd_err *err)
-{
-    const ker_batch *batch = &c->problem->batch;
-    const int32_t *ids = batch->block_ids + batch->block_first[b];
-    int64_t first, end;
-    needed_entries(c, b, &first, &end);
-    for (int64_t n = first; n < end; n++)
-        if (ids[n] < 0 || (uint32_t)ids[n] >= c->group->n_blocks)
-            return attnd_fail(err, ATTND_BAD_BLOCK,
-                              "%s[%" PRId64
-                              "] = %d: sequence %u needs it, pool \"%s\" has blocks 0..%u",
-                              c->field, batch->block_first[b] + n, ids[n], b, c->group->name,
-                              c->group->n_blocks - 1);
-    return ATTND_OK;
-}
-
 /* Where token i of sequence b is stored; -1: nowhere. */
-static int64_t slot_of(const table_check *c, uint32_t b, int32_t i)
+static int64_t slot_of(const batch_check *c, uint32_t b, int32_t i)
 {
-    const ker_batch *batch = &c->problem->batch;
     int64_t size = c->group->geometry.block_size;
-    if (c->problem->append.slots)
-        return c->problem->append.slots[batch->q_first[b] + i];
-    int64_t j = (int64_t)batch->kv_len[b] - batch->q_len[b] + i;
-    return (int64_t)batch->block_ids[batch->block_first[b] + j / size] * size + j % size;
+    if (c->batch->slots)
+        return c->batch->slots[c->lengths->q_first[b] + i];
+    int64_t j = (int64_t)c->lengths->kv_len[b] - c->lengths->q_len[b] + i;
+    return (int64_t)c->table->ids[c->table->first[b] + j / size] * size + j % size;
 }
 
 /* Stamps the blocks that sequence b appends to and files its slots; slots are distinct. */
-static attnd_status file_appends(table_check *c, uint32_t b, attnd_err *err)
+static attnd_status file_appends(const batch_check *c, slot_map *map, uint32_t b, attnd_err *err)
 {
-    const ker_batch *batch = &c->problem->batch;
-    for (int32_t i = 0; i < batch->q_len[b]; i++) {
-        int64_t slot = slot_of(c, b, i), token = batch->q_first[b] + i;
+    char field[64];
+    int64_t size = c->group->geometry.block_size;
+    for (int32_t i = 0; i < c->lengths->q_len[b]; i++) {
+        int64_t slot = slot_of(c, b, i), token = c->lengths->q_first[b] + i;
         if (slot < 0)
             continue;
-        int64_t place = slot_map_place(&c->slots, slot);
-        if (c->slots.at[place].slot >= 0)
-            return attnd_fail(err, ATTND_BAD_BLOCK,
-                              "%s = %" PRId64 ": tokens %" PRId64 " and %" PRId64
-                              " of this call would be stored in one slot",
-                              c->problem->append.slots ? "batch.slots" : c->field, slot,
-                              c->slots.at[place].token, token);
-        c->slots.at[place].slot = slot;
-        c->slots.at[place].token = token;
-        srv_block_mark *mark = &c->group->marks[slot / c->group->geometry.block_size];
+        int64_t place = slot_map_place(map, slot);
+        if (c->batch->slots)
+            snprintf(field, sizeof field, "%s.slots[%" PRId64 "]", message_of(c->batch), token);
+        if (map->at[place].slot >= 0)
+            return attnd_fail(
+                err, ATTND_BAD_BLOCK,
+                "%s = %" PRId64 ": tokens %" PRId64 " and %" PRId64
+                " of this call would be stored in one slot",
+                c->batch->slots
+                    ? field
+                    : entry_field(c, b, (c->lengths->kv_len[b] - c->lengths->q_len[b] + i) / size,
+                                  field),
+                c->batch->slots ? slot : slot / size, map->at[place].token, token);
+        map->at[place].slot = slot;
+        map->at[place].token = token;
+        srv_block_mark *mark = &c->group->marks[slot / size];
         bool is_ours = mark->stamp == c->stamp;
         mark->seq = is_ours && mark->seq != b ? -1 : (int64_t)b;
+        mark->first = is_ours ? mark->first : token;
+        mark->last = token;
         mark->stamp = c->stamp;
     }
     return ATTND_OK;
@@ -232,105 +506,77 @@ static attnd_status file_appends(table_check *c, uint32_t b, attnd_err *err)
 
 /* A block that sequence b reads and this call appends to: it is b's alone (§3.7), and no key that b
  * sees is overwritten but by the token whose key it is (§3.5). */
-static attnd_status check_marked(const table_check *c, uint32_t b, int64_t n, attnd_err *err)
+static attnd_status check_marked(const batch_check *c, uint32_t b, int64_t n, attnd_err *err)
 {
-    const ker_batch *batch = &c->problem->batch;
-    int64_t size = c->group->geometry.block_size, entry = batch->block_first[b] + n;
-    int64_t block = batch->block_ids[entry];
+    char field[64];
+    int64_t size = c->group->geometry.block_size;
+    int64_t block = c->table->ids[c->table->first[b] + n];
+    int32_t q_len = c->lengths->q_len[b], kv_len = c->lengths->kv_len[b];
     if (c->group->marks[block].seq != (int64_t)b)
         return attnd_fail(err, ATTND_BAD_BLOCK,
-                          "%s[%" PRId64 "] = %" PRId64
+                          "%s = %" PRId64
                           ": sequence %u reads it and another sequence of this call appends to it",
-                          c->field, entry, block, b);
-    int64_t lowest = ker_mask_lowest_key(&c->problem->mask, batch->q_len[b], batch->kv_len[b]);
-    for (int64_t row = 0; row < size; row++) {
-        int64_t j = n * size + row, slot = block * size + row;
-        if (j < lowest || j >= batch->kv_len[b])
+                          entry_field(c, b, n, field), block, b);
+    int64_t lowest = ker_mask_lowest_key(c->mask, q_len, kv_len), q_first = c->lengths->q_first[b];
+    const srv_block_mark *mark = &c->group->marks[block];
+    for (int64_t token = mark->first; token <= mark->last; token++) {
+        int64_t slot = slot_of(c, b, (int32_t)(token - q_first));
+        if (slot < 0 || slot / size != block)
             continue;
-        int64_t place = slot_map_place(&c->slots, slot);
-        int64_t own = batch->q_first[b] + j - ((int64_t)batch->kv_len[b] - batch->q_len[b]);
-        if (c->slots.at[place].slot == slot && c->slots.at[place].token != own)
+        int64_t j = n * size + slot % size, own = q_first + j - ((int64_t)kv_len - q_len);
+        if (j >= lowest && j < kv_len && token != own)
             return attnd_fail(err, ATTND_BAD_BLOCK,
-                              "%s[%" PRId64 "] = %" PRId64 ": key %" PRId64
+                              "%s = %" PRId64 ": key %" PRId64
                               " of sequence %u is still seen and token %" PRId64
                               " would be stored over it",
-                              c->field, entry, block, j, b, c->slots.at[place].token);
+                              entry_field(c, b, n, field), block, j, b, token);
     }
     return ATTND_OK;
 }
 
-static attnd_status check_appends(srv_engine *engine, srv_request *request, table_check *c,
-                                  attnd_err *err)
+static attnd_status check_appends(msg_arena *arena, const batch_check *c, attnd_err *err)
 {
-    const ker_batch *batch = &c->problem->batch;
-    if (!slot_map_make(&request->arena, batch->n_tokens, &c->slots))
-        return attnd_fail(err, ATTND_TOO_LARGE, "batch.q_lens: more tokens than a request may use");
-    c->stamp = ++engine->last_stamp;
-    for (uint32_t b = 0; b < batch->n_seqs; b++)
-        TRY(file_appends(c, b, err));
-    for (uint32_t b = 0; b < batch->n_seqs; b++) {
+    slot_map map;
+    if (!slot_map_make(arena, c->lengths->n_tokens, &map))
+        return attnd_fail(err, ATTND_TOO_LARGE, "%s.q_lens: more tokens than a request may use",
+                          message_of(c->batch));
+    for (uint32_t b = 0; b < c->lengths->n_seqs; b++)
+        TRY(file_appends(c, &map, b, err));
+    for (uint32_t b = 0; b < c->lengths->n_seqs; b++) {
         int64_t first, end;
+        const int32_t *ids = c->table->ids + c->table->first[b];
         needed_entries(c, b, &first, &end);
-        for (int64_t n = first; n < end; n++) {
-            const int32_t block = batch->block_ids[batch->block_first[b] + n];
-            if (c->group->marks[block].stamp == c->stamp)
+        for (int64_t n = first; n < end; n++)
+            if (c->group->marks[ids[n]].stamp == c->stamp)
                 TRY(check_marked(c, b, n, err));
-        }
     }
     return ATTND_OK;
 }
 
-/* The table of the group; one, and of no other group. */
-static attnd_status find_table(const msg_batch *msg, uint32_t group, const msg_table **out,
-                               size_t *index, attnd_err *err)
+attnd_status srv_batch_check(srv_engine *engine, msg_arena *arena, const srv_batch *batch,
+                             srv_model *model, uint32_t group, const ker_mask *mask, bool with_keys,
+                             attnd_err *err)
 {
-    *out = NULL;
-    for (size_t i = 0; i < msg->n_tables; i++) {
-        if (msg->tables[i].group != group)
-            return attnd_fail(err, ATTND_BAD_GEOMETRY,
-                              "batch.tables[%zu].group = %u: the layer lies in group %u", i,
-                              msg->tables[i].group, group);
-        if (*out)
-            return attnd_fail(err, ATTND_BAD_GEOMETRY,
-                              "batch.tables[%zu].group = %u: a group has one table", i, group);
-        *out = &msg->tables[i];
-        *index = i;
-    }
-    if (!*out)
-        return attnd_fail(err, ATTND_BAD_GEOMETRY, "batch.tables: the layer's group %u has none",
-                          group);
-    return ATTND_OK;
-}
-
-attnd_status srv_batch_read_table(srv_engine *engine, srv_request *request, srv_model *model,
-                                  uint32_t group, bool has_new_keys, attnd_err *err)
-{
-    ker_batch *batch = &request->problem.batch;
-    table_check c = {.problem = &request->problem, .group = &model->groups[group]};
-    const msg_table *table;
-    size_t index;
-    TRY(find_table(&request->msg.attend.batch, group, &table, &index, err));
-    snprintf(c.field, sizeof c.field, "batch.tables[%zu].block_ids", index);
-    int64_t *first = msg_arena_take(&request->arena, batch->n_seqs * sizeof *first);
-    if (!first)
-        return attnd_fail(err, ATTND_TOO_LARGE, "%s: more sequences than a request may use",
-                          c.field);
-    int64_t n = 0;
-    for (uint32_t b = 0; b < batch->n_seqs; b++) {
-        int64_t length = table_length(&c, table, b);
-        int64_t blocks = kv_geometry_blocks(&c.group->geometry, batch->kv_len[b]);
-        if (batch->q_len[b] && length < blocks)
-            return attnd_fail(
-                err, ATTND_KV_LEN_EXCEEDS_POOL,
-                "batch.kv_lens[%u] = %d: a table of width %u holds %" PRId64 " tokens", b,
-                batch->kv_len[b], table->width, length * c.group->geometry.block_size);
-        first[b] = n;
-        n += length;
-    }
-    batch->block_first = first;
-    TRY(srv_ints_copy(request, &table->block_ids, c.field, n, INT64_MAX / 8, &batch->block_ids, &n,
-                      err));
-    for (uint32_t b = 0; b < batch->n_seqs; b++)
+    batch_check c = {.batch = batch,
+                     .lengths = &batch->lengths,
+                     .table = &batch->table[group],
+                     .mask = mask,
+                     .group = &model->groups[group],
+                     .stamp = ++engine->last_stamp};
+    TRY(check_lengths(&c, with_keys, err));
+    if (batch->slots)
+        TRY(check_slots(&c, err));
+    for (uint32_t b = 0; b < c.lengths->n_seqs; b++)
         TRY(check_entries(&c, b, err));
-    return has_new_keys ? check_appends(engine, request, &c, err) : ATTND_OK;
+    return with_keys ? check_appends(arena, &c, err) : ATTND_OK;
+}
+
+void srv_batch_fill(const srv_batch *batch, uint32_t group, ker_problem *problem)
+{
+    problem->batch = batch->lengths;
+    problem->batch.block_ids = batch->table[group].ids;
+    problem->batch.block_first = batch->table[group].first;
+    problem->append.slots = batch->slots;
+    if (batch->mask == MSG_MASK_CAUSAL)
+        problem->mask.kinds |= KER_MASK_CAUSAL;
 }

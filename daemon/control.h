@@ -12,6 +12,7 @@
 #include <uv.h>
 
 #include "config/config.h"
+#include "daemon/reload.h"
 #include "daemon/snapshot.h"
 
 typedef struct srv_control srv_control;
@@ -27,6 +28,8 @@ typedef struct srv_control_deps {
     void *server;
     /* Ready, or false with the reason in why ("draining"). */
     bool (*is_ready)(void *server, char why[128]);
+    /* As srv_reload_run. */
+    attnd_status (*reload)(void *server, srv_change_fn *each, void *arg, attnd_err *err);
     /* Begins to drain; the process leaves with 0 when nothing is in flight, or after the grace. */
     void (*drain)(void *server);
     /* Leaves now, without waiting for work in flight. */

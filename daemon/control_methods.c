@@ -519,6 +519,22 @@ static attnd_status run_buffers_list(srv_call *call, attnd_err *err)
     return ATTND_OK;
 }
 
+static attnd_status run_plans_list(srv_call *call, attnd_err *err)
+{
+    cJSON *list = srv_json_array(call->result, "plans");
+    for (size_t i = 0; i < call->snapshot->n_plans; i++) {
+        const srv_plan_view *view = &call->snapshot->plans[i];
+        cJSON *at = srv_json_object(list, NULL);
+        srv_json_wide(at, "plan", view->handle);
+        srv_json_wide(at, "model", view->model);
+        srv_json_count(at, "session", view->session);
+        srv_json_count(at, "version", (int64_t)view->version);
+        srv_json_count(at, "n_seqs", view->n_seqs);
+        srv_json_count(at, "n_versions", view->n_versions);
+    }
+    return ATTND_OK;
+}
+
 /* ---- kernels, config, log ---------------------------------------------------------------------
  */
 
@@ -570,6 +586,28 @@ static attnd_status run_config_get(srv_call *call, attnd_err *err)
         return attnd_fail(err, ATTND_BAD_MESSAGE,
                           "params.key = %.48s: no such key; the nearest is %s", wanted, nearest);
     return ATTND_OK;
+}
+
+/* The lists of an answer, by whether a change is in force. */
+typedef struct reload_lists {
+    cJSON *applied, *waits;
+} reload_lists;
+
+static void add_change(void *arg, const char *key, bool is_applied, const char *was,
+                       const char *now)
+{
+    const reload_lists *lists = arg;
+    cJSON *at = srv_json_object(is_applied ? lists->applied : lists->waits, NULL);
+    srv_json_text(at, "key", key);
+    srv_json_text(at, "was", was);
+    srv_json_text(at, "now", now);
+}
+
+static attnd_status run_config_reload(srv_call *call, attnd_err *err)
+{
+    reload_lists lists = {.applied = srv_json_array(call->result, "applied"),
+                          .waits = srv_json_array(call->result, "needs_restart")};
+    return call->deps->reload(call->deps->server, add_change, &lists, err);
 }
 
 static attnd_status run_log_level(srv_call *call, attnd_err *err)

@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include "daemon/log.h"
+#include "daemon/plan.h"
 #include "daemon/road.h"
 #include "daemon/session.h"
 
@@ -24,6 +25,7 @@ void srv_engine_left(srv_engine *engine)
 static void begin_drain(srv_engine *engine, srv_event *event)
 {
     engine->is_draining = true;
+    engine->has_news = true;
     srv_log(SRV_INFO, "drain  in_flight=%u", engine->n_in_flight);
     srv_engine_left(engine);
 }
@@ -38,7 +40,7 @@ void srv_engine_drain(srv_engine *engine)
  */
 
 typedef struct view_counts {
-    size_t sessions, models, pools, buffers;
+    size_t sessions, models, pools, buffers, plans;
 } view_counts;
 
 static view_counts count_views(const srv_engine *engine)
@@ -47,6 +49,7 @@ static view_counts count_views(const srv_engine *engine)
     for (srv_session *s = engine->sessions; s; s = s->hh.next) {
         n.sessions++;
         n.buffers += HASH_COUNT(s->buffers);
+        n.plans += HASH_COUNT(s->plans);
         for (srv_model *m = s->models; m; m = m->hh.next) {
             n.models++;
             n.pools += m->n_groups;
@@ -109,6 +112,16 @@ static void view_session(srv_snapshot *snapshot, const srv_session *s)
                                                                      .freed = b->is_freed};
     for (srv_model *m = s->models; m; m = m->hh.next)
         view_model(snapshot, s, m);
+    for (srv_plan *p = s->plans; p; p = p->hh.next) {
+        const srv_version *newest = srv_plan_newest(p);
+        snapshot->plans[snapshot->n_plans++] =
+            (srv_plan_view){.handle = p->handle,
+                            .model = p->model->handle,
+                            .session = s->ordinal,
+                            .version = newest->number,
+                            .n_seqs = newest->batch.lengths.n_seqs,
+                            .n_versions = srv_plan_next(p) ? 1 : 2};
+    }
 }
 
 void srv_engine_snapshot(srv_engine *engine, srv_event *event)
@@ -119,10 +132,13 @@ void srv_engine_snapshot(srv_engine *engine, srv_event *event)
     snapshot->models = calloc(n.models + 1, sizeof *snapshot->models);
     snapshot->pools = calloc(n.pools + 1, sizeof *snapshot->pools);
     snapshot->buffers = calloc(n.buffers + 1, sizeof *snapshot->buffers);
+    snapshot->plans = calloc(n.plans + 1, sizeof *snapshot->plans);
     snapshot->n_sessions = snapshot->n_models = snapshot->n_pools = snapshot->n_buffers = 0;
+    snapshot->n_plans = 0;
     snapshot->layer.found = false;
     snapshot->status = ATTND_RESOURCE_EXHAUSTED;
-    if (snapshot->sessions && snapshot->models && snapshot->pools && snapshot->buffers) {
+    if (snapshot->sessions && snapshot->models && snapshot->pools && snapshot->buffers &&
+        snapshot->plans) {
         for (srv_session *s = engine->sessions; s; s = s->hh.next)
             view_session(snapshot, s);
         snapshot->status = ATTND_OK;
@@ -143,12 +159,20 @@ static void *run(void *arg)
     srv_engine *engine = arg;
     pthread_setname_np(pthread_self(), "engine");
     while (!engine->is_stopping) {
-        srv_event *event = srv_queue_take(&engine->queue, 0);
+        uint64_t turn_ns = srv_road_next_deadline(engine);
+        if (!turn_ns || (engine->lingers_ns && engine->lingers_ns < turn_ns))
+            turn_ns = engine->lingers_ns;
+        srv_event *event = srv_queue_take(&engine->queue, turn_ns);
         while (event) {
             srv_event *next = event->next; /* run may post the event again */
             event->run(engine, event);
             event = next;
         }
+        if (turn_ns && srv_now_ns() >= turn_ns) {
+            srv_sessions_expire(engine);
+            engine->has_news = true;
+        }
+        srv_road_look_again(engine);
     }
     srv_session *session, *next;
     HASH_ITER(hh, engine->sessions, session, next)

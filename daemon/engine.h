@@ -19,12 +19,13 @@ typedef struct srv_transport {
 
 struct srv_engine {
     /* Set before the thread starts, read by any. */
-    const cfg *config;
+    const cfg *config; /* its live keys by the engine thread only, see own */
     ker_device *device;
     ker_device_info device_info;
     msg_limits limits;
     uint64_t instance;
-    srv_store *store; /* NULL without a keeper */
+    size_t arena_bytes; /* bound of a request's memory, and of a plan's version */
+    srv_store *store;   /* NULL without a keeper */
     srv_transport transport;
     void (*drained)(void *arg); /* nothing is in flight any more; from the engine thread, once */
     void *drained_arg;
@@ -33,11 +34,16 @@ struct srv_engine {
     pthread_t thread;
 
     /* Owner: the engine thread. */
+    cfg own; /* what config points to in a daemon: a reload sets its live keys, in an event */
     srv_session *sessions; /* uthash by number */
     uint64_t last_handle;  /* handles are never used twice */
     uint32_t last_ordinal;
     uint64_t last_stamp; /* of the last request that marked blocks */
     uint32_t n_in_flight;
+    srv_request *waiting; /* for the request they come after, by wait_next */
+    bool has_news; /* something was launched or refused, a session ended, we drain: look at waiting
+                    */
+    uint64_t lingers_ns; /* the first moment a lingering session may be over; 0: none lingers */
     bool is_draining;
     bool is_stopping;
     srv_event drain_event, stop_event;

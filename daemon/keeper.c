@@ -23,6 +23,8 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/notify.h"
+#include "daemon/shm.h"
 #include "daemon/stale.h"
 #include "daemon/store.h"
 
@@ -131,6 +133,7 @@ typedef struct keeper {
     bool ready;
     uint64_t started_ms;
     int stop_signal;      /* TERM or INT that began the drain; 0: none */
+    uint64_t stopped_ms;  /* when it came */
     int kill_signal;      /* the second of them; 0: none */
     uint64_t *crashes_ms; /* ring of the last max_crashes */
     uint64_t n_crashes;   /* ever */
@@ -243,6 +246,7 @@ static int engine_ended(keeper *k, int status)
                 (long long)k->config->keeper_max_crashes);
         return SRV_EXIT_CRASHES;
     }
+    srv_notify("STATUS=the engine died and is started again");
     /* What the descriptors mean lies with the engine that is gone: its successor starts empty. */
     srv_shelf_clear(k->shelf);
     return engine_start(k) ? NO_END : EX_OSERR;
@@ -262,6 +266,8 @@ static int engine_reap(keeper *k)
 static void signal_forward(keeper *k, int sig)
 {
     bool stops = sig == SIGTERM || sig == SIGINT;
+    if (stops && k->stop_signal && now_ms() - k->stopped_ms < SRV_SAME_SIGNAL_MS)
+        return;
     if (stops && k->stop_signal) {
         k->kill_signal = sig;
         srv_log(SRV_WARN, "second SIG%s  the engine is killed", sigabbrev_np(sig));
@@ -270,12 +276,19 @@ static void signal_forward(keeper *k, int sig)
     }
     if (stops) {
         k->stop_signal = sig;
+        k->stopped_ms = now_ms();
+        srv_notify("STOPPING=1\nSTATUS=drains");
         srv_log(SRV_INFO, "stopping  signal=SIG%s", sigabbrev_np(sig));
     } else if (!k->ready) {
         /* No handler yet: it would end the engine, which reads its config at start anyway. */
         return;
     }
+    if (sig == SIGHUP)
+        srv_notify("RELOADING=1");
     kill(k->engine, sig);
+    /* The engine reads its config between two events: nothing to wait for. */
+    if (sig == SIGHUP)
+        srv_notify("READY=1");
 }
 
 /* One signal from the signalfd; as engine_ended. */
@@ -304,9 +317,11 @@ static int keeper_loop(keeper *k)
         bool was_ready = k->ready;
         if (polls[1].revents && !srv_shelf_answer(k->shelf, k->socket, &k->ready))
             socket_close(k);
-        if (k->ready && !was_ready)
+        if (k->ready && !was_ready) {
+            srv_notify("READY=1\nSTATUS=serves");
             srv_log(SRV_INFO, "engine ready  pid=%ld after_ms=%llu", (long)k->engine,
                     (unsigned long long)(now_ms() - k->started_ms));
+        }
         int end = polls[0].revents ? signal_take(k) : NO_END;
         if (end != NO_END)
             return end;
@@ -359,7 +374,9 @@ int srv_keeper_run(const cfg *c, const char *runtime_dir, char *const argv[])
         end = keeper_loop(&k);
     else
         srv_log(SRV_ERROR, "keeper not started  %s", err.text);
+    srv_log_flush(true);
     sockets_unlink(runtime_dir);
+    srv_shm_clean();
     srv_shelf_close(k.shelf);
     free(k.crashes_ms);
     if (k.signals >= 0)

@@ -8,6 +8,12 @@
 
 /* Own exit codes beside those of sysexits.h. */
 enum {
+    /* Two signals to stop within this time are one: whoever signals a process group, or a process
+     * and then its group, sends each of us more than one. */
+    SRV_SAME_SIGNAL_MS = 100,
+};
+
+enum {
     SRV_EXIT_DEVICE = 10,  /* the engine: a device error that stays */
     SRV_EXIT_CRASHES = 11, /* the keeper: the engine crashed too often */
 };

@@ -1,13 +1,27 @@
 /* log.c: the voice. Composes a line on the stack and hands it to stderr in one write. */
 #include "daemon/log.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { LINE = 2048 };
+enum { LINE = 2048, KIND = 48, N_KINDS = 64, SECOND_MS = 1000, DEFAULT_RATE = 50 };
+
+/* Lines that begin alike, since began_ms. */
+typedef struct kind {
+    char name[KIND]; /* "": free */
+    uint64_t began_ms;
+    int64_t n_written, n_left_out;
+} kind;
+
+/* Guards kinds; no other lock is taken under it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static kind kinds[N_KINDS]; /* the last one is shared by what finds no place */
+static _Atomic int64_t rate_now = DEFAULT_RATE;
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static _Atomic int level_now = SRV_INFO;
@@ -59,19 +73,99 @@ static size_t append_escaped(char line[LINE], size_t n, const char *text)
     return n;
 }
 
-void srv_log(srv_level level, const char *fmt, ...)
+static void write_line(srv_level level, const char *text)
 {
-    if (level > srv_log_level())
-        return;
-    char text[LINE], line[LINE];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
+    char line[LINE];
     size_t n = (size_t)snprintf(line, sizeof line, "%-5s ", level_names[level]);
     n = append_escaped(line, n, text);
     line[n++] = '\n';
     /* A log that cannot be written has nowhere to say so. */
     if (write(STDERR_FILENO, line, n) < 0)
         return;
+}
+
+/* ---- The rate ---------------------------------------------------------------------------------
+ */
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static kind *kind_of(const char *text)
+{
+    const char *end = strstr(text, "  ");
+    size_t n = end ? (size_t)(end - text) : strlen(text);
+    char name[KIND];
+    snprintf(name, sizeof name, "%.*s", (int)(n < KIND ? n : KIND), text);
+    for (size_t i = 0; i < N_KINDS - 1; i++) {
+        if (!kinds[i].name[0])
+            memcpy(kinds[i].name, name, sizeof name);
+        if (strcmp(kinds[i].name, name) == 0)
+            return &kinds[i];
+    }
+    snprintf(kinds[N_KINDS - 1].name, KIND, "others");
+    return &kinds[N_KINDS - 1];
+}
+
+/* A new second begins; what the last one left out is said. */
+static void turn_over(kind *k, uint64_t now)
+{
+    char text[LINE];
+    if (k->n_left_out) {
+        snprintf(text, sizeof text, "lines left out  n=%lld kind=\"%s\" in_ms=%llu",
+                 (long long)k->n_left_out, k->name, (unsigned long long)(now - k->began_ms));
+        write_line(SRV_WARN, text);
+    }
+    k->began_ms = now;
+    k->n_written = k->n_left_out = 0;
+}
+
+/* Counts a line; false when it is one too many of its kind. */
+static bool admit(const char *text, int64_t rate)
+{
+    uint64_t now = now_ms();
+    pthread_mutex_lock(&lock);
+    kind *k = kind_of(text);
+    if (now - k->began_ms >= SECOND_MS)
+        turn_over(k, now);
+    bool admitted = k->n_written < rate;
+    k->n_written += admitted;
+    k->n_left_out += !admitted;
+    pthread_mutex_unlock(&lock);
+    return admitted;
+}
+
+void srv_log_set_rate(int64_t lines)
+{
+    atomic_store_explicit(&rate_now, lines, memory_order_relaxed);
+}
+
+void srv_log_flush(bool all)
+{
+    uint64_t now = now_ms();
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < N_KINDS; i++)
+        if (kinds[i].n_left_out && (all || now - kinds[i].began_ms >= SECOND_MS))
+            turn_over(&kinds[i], now);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- A line -----------------------------------------------------------------------------------
+ */
+
+void srv_log(srv_level level, const char *fmt, ...)
+{
+    if (level > srv_log_level())
+        return;
+    char text[LINE];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    int64_t rate = atomic_load_explicit(&rate_now, memory_order_relaxed);
+    if (level == SRV_DEBUG || rate == 0 || admit(text, rate))
+        write_line(level, text);
 }

@@ -6,11 +6,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/keeper.h"
 #include "daemon/log.h"
 
 static const int SIGNALS[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
-enum { N_SIGNALS = sizeof SIGNALS / sizeof *SIGNALS };
+enum { N_SIGNALS = sizeof SIGNALS / sizeof *SIGNALS, TURN_MS = 500 };
 
 /* The grace is over: what still runs is not waited for, its clients learn it from their
  * connections. */
@@ -64,16 +65,49 @@ bool srv_loop_is_ready(void *self, char why[128])
     return !*reason;
 }
 
+static uint64_t now_ms(void)
+{
+    return uv_hrtime() / 1000000;
+}
+
+uint64_t srv_loop_silent_ms(void *self)
+{
+    srv_loop *loop = self;
+    return now_ms() - loop->turned_ms;
+}
+
+static void on_turn(uv_timer_t *timer)
+{
+    srv_loop *loop = timer->data;
+    loop->turned_ms = now_ms();
+    srv_log_flush(false);
+}
+
+attnd_status srv_loop_reload(void *self, srv_change_fn *each, void *arg, attnd_err *err)
+{
+    srv_loop *loop = self;
+    return srv_reload_run(&loop->reload, each, arg, err);
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
     srv_loop *loop = handle->data;
+    if (number == SIGHUP) {
+        attnd_err err; /* logged by srv_reload_run */
+        srv_loop_reload(loop, NULL, NULL, &err);
+        return;
+    }
     if (number != SIGTERM && number != SIGINT) {
         srv_log(SRV_INFO, "signal ignored  number=%d", number);
         return;
     }
+    uint64_t now = uv_now(&loop->uv);
+    if (loop->signalled_ms && now - loop->signalled_ms < SRV_SAME_SIGNAL_MS)
+        return;
     srv_log(SRV_INFO, "signal  number=%d", number);
-    if (loop->is_draining)
+    if (loop->signalled_ms && !loop->engine->store)
         _exit(128 + number);
+    loop->signalled_ms = now ? now : 1;
     srv_loop_drain(loop);
 }
 
@@ -90,7 +124,10 @@ attnd_status srv_loop_init(srv_loop *loop, srv_engine *engine, attnd_err *err)
     }
     uv_async_init(&loop->uv, &loop->drained, on_drained);
     uv_timer_init(&loop->uv, &loop->grace);
-    loop->drained.data = loop->grace.data = loop;
+    uv_timer_init(&loop->uv, &loop->turn);
+    loop->drained.data = loop->grace.data = loop->turn.data = loop;
+    loop->turned_ms = now_ms();
+    uv_timer_start(&loop->turn, on_turn, TURN_MS, TURN_MS);
     engine->drained = engine_drained;
     engine->drained_arg = loop;
     return ATTND_OK;
@@ -107,6 +144,7 @@ void srv_loop_fini(srv_loop *loop)
         uv_close((uv_handle_t *)&loop->signals[i], NULL);
     uv_close((uv_handle_t *)&loop->drained, NULL);
     uv_close((uv_handle_t *)&loop->grace, NULL);
+    uv_close((uv_handle_t *)&loop->turn, NULL);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     uv_loop_close(&loop->uv);
 }

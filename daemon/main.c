@@ -14,15 +14,29 @@
 
 #include "daemon/control.h"
 #include "daemon/fds.h"
+#include "daemon/footprint.h"
+#include "daemon/http.h"
 #include "daemon/keeper.h"
 #include "daemon/log.h"
 #include "daemon/loop.h"
+#include "daemon/notify.h"
 #include "daemon/receive.h"
-#include "daemon/watchdog.h"
+#include "daemon/shm.h"
 
 extern char **environ;
 
-enum { MAX_KEYS = 256, OPT_CONFIG = 1000, OPT_CHECK, OPT_NO_KEEPER, OPT_SOCKET, OPT_DEFAULTS };
+/* A decoded request and its plan may take this many times the largest message. */
+enum { ARENA_TIMES = 32 };
+
+enum {
+    MAX_KEYS = 256,
+    OPT_CONFIG = 1000,
+    OPT_CHECK,
+    OPT_NO_KEEPER,
+    OPT_SOCKET,
+    OPT_DEFAULTS,
+    OPT_MAN
+};
 
 typedef struct options {
     const char *config_file;
@@ -39,7 +53,7 @@ static void print_help(void)
         "Usage: attnd [OPTION]... [--SECTION.KEY=VALUE]...\n"
         "Serves paged attention to other processes of this user. Needs no options and no file.\n\n"
         "  --config FILE         read this file (also $ATTND_CONFIG)\n"
-        "  --check-config FILE   only say whether the file is right\n"
+        "  --check-config FILE   only say whether the file is right and what its models take\n"
         "  --print-defaults      print a file with every key at its default\n"
         "  --no-keeper           run the engine alone, for debuggers\n"
         "  --version, --help\n\n"
@@ -62,6 +76,7 @@ static size_t make_long_options(struct option *out)
         {"config", required_argument, NULL, OPT_CONFIG},
         {"check-config", required_argument, NULL, OPT_CHECK},
         {"print-defaults", no_argument, NULL, OPT_DEFAULTS},
+        {"print-man-keys", no_argument, NULL, OPT_MAN},
         {"no-keeper", no_argument, NULL, OPT_NO_KEEPER},
         {"engine-socket", required_argument, NULL, OPT_SOCKET},
         {"version", no_argument, NULL, 'V'},
@@ -105,6 +120,9 @@ static int read_options(int argc, char **argv, options *o, key_flag *keys, size_
         case OPT_DEFAULTS:
             cfg_print_defaults(stdout);
             return 0;
+        case OPT_MAN:
+            cfg_print_man(stdout);
+            return 0;
         case OPT_NO_KEEPER:
             o->no_keeper = true;
             break;
@@ -128,31 +146,75 @@ static int read_options(int argc, char **argv, options *o, key_flag *keys, size_
     return EX_USAGE;
 }
 
-/* File, environment, flags. Exit code, or -1. */
-static int read_config(const options *o, const key_flag *keys, size_t n_keys, cfg *c)
+/* All that makes a config, so that it can be read again. */
+typedef struct sources {
+    const options *options;
+    const key_flag *keys;
+    size_t n_keys;
+} sources;
+
+static const char *file_of(const options *o)
+{
+    return o->config_file ? o->config_file : getenv("ATTND_CONFIG");
+}
+
+/* File, environment, flags. models NULL: the file must have none. */
+static attnd_status read_all(const sources *from, cfg *c, cfg_models *models, attnd_err *err)
+{
+    const char *file = file_of(from->options);
+    cfg_defaults(c);
+    if (file)
+        TRY(cfg_read_models(c, models, file, err));
+    TRY(cfg_read_env(c, environ, err));
+    for (size_t i = 0; i < from->n_keys; i++)
+        if (cfg_set(c, from->keys[i].key, from->keys[i].text, err) != ATTND_OK) {
+            attnd_err_prefix(err, "--");
+            return err->status;
+        }
+    TRY(cfg_check(c, err));
+    return srv_http_check(c, err);
+}
+
+static attnd_status read_sources(void *arg, cfg *c, attnd_err *err)
+{
+    return read_all(arg, c, NULL, err);
+}
+
+/* Says whether the file is right and what its models would take. */
+static attnd_status check_file(const sources *from, cfg *c, attnd_err *err)
+{
+    cfg_models models = {0};
+    char *text = NULL;
+    size_t n = 0;
+    /* All of it or nothing: a file whose second model is wrong is not half right. */
+    FILE *out = open_memstream(&text, &n);
+    attnd_status status =
+        out ? read_all(from, c, &models, err)
+            : attnd_fail(err, ATTND_NO_ROOM, "%s: no memory", file_of(from->options));
+    for (size_t m = 0; m < models.n_models && status == ATTND_OK; m++)
+        status = srv_footprint_print(out, &models.models[m], m, err);
+    cfg_models_fini(&models);
+    if (out)
+        fclose(out);
+    if (status == ATTND_OK)
+        printf("%s: ok\n%s", file_of(from->options), text);
+    free(text);
+    return status;
+}
+
+/* Exit code, or -1. */
+static int read_config(sources *from, cfg *c)
 {
     attnd_err err = {.status = ATTND_OK};
-    const char *file = o->config_file ? o->config_file : getenv("ATTND_CONFIG");
-    cfg_defaults(c);
+    const char *file = file_of(from->options);
+    bool only_checks = from->options->only_checks;
     if (file && access(file, R_OK)) {
         fprintf(stderr, "attnd: %s: %s\n", file, strerror(errno));
         return EX_NOINPUT;
     }
-    if (file && cfg_read_file(c, file, &err) != ATTND_OK)
-        return refuse(&err, EX_CONFIG);
-    if (cfg_read_env(c, environ, &err) != ATTND_OK)
-        return refuse(&err, EX_CONFIG);
-    for (size_t i = 0; i < n_keys; i++)
-        if (cfg_set(c, keys[i].key, keys[i].text, &err) != ATTND_OK) {
-            fprintf(stderr, "attnd: --%s\n", err.text);
-            return EX_USAGE;
-        }
-    if (cfg_check(c, &err) != ATTND_OK)
-        return refuse(&err, EX_CONFIG);
-    if (!o->only_checks)
-        return -1;
-    printf("%s: ok\n", file);
-    return 0;
+    if ((only_checks ? check_file(from, c, &err) : read_sources(from, c, &err)) != ATTND_OK)
+        return refuse(&err, strncmp(err.text, "--", 2) == 0 ? EX_USAGE : EX_CONFIG);
+    return only_checks ? 0 : -1;
 }
 
 /* ---- The engine process -----------------------------------------------------------------------
@@ -169,16 +231,8 @@ typedef struct parts {
     srv_control_deps deps;
     srv_control *control;
     srv_fds *fds;
-    srv_watchdog *watchdog;
+    srv_http *http;
 } parts;
-
-static void repair(void *arg)
-{
-    attnd_err err;
-    srv_log(SRV_WARN, "data socket opened anew  why=\"the daemon's own ping was not answered\"");
-    if (srv_receive_relisten(arg, &err) != ATTND_OK)
-        srv_log(SRV_ERROR, "data socket lost  why=\"%s\"", err.text);
-}
 
 static void path_in(char path[CFG_TEXT + 16], const char *dir, const char *name)
 {
@@ -196,20 +250,40 @@ static attnd_status open_device(parts *p, const cfg *c, attnd_err *err)
     return ker_device_open(&p->engine.device, &device, err);
 }
 
-static attnd_status open_parts(parts *p, const cfg *c, const options *o, const char *dir,
+static attnd_status open_http(parts *p, const cfg *c, attnd_err *err)
+{
+    srv_http_deps deps = {
+        .version = ATTND_VERSION,
+        .commit = ATTND_COMMIT,
+        .device = &p->engine.device_info,
+        .server = &p->loop,
+        .is_ready = srv_loop_is_ready,
+        .silent_ms = srv_loop_silent_ms,
+    };
+    TRY(srv_http_open(&p->http, c, &deps, err));
+    if (p->http)
+        srv_log(SRV_INFO, "http  address=%s port=%u", c->http_address, srv_http_port(p->http));
+    return ATTND_OK;
+}
+
+static attnd_status open_parts(parts *p, cfg *c, const options *o, sources *from, const char *dir,
                                attnd_err *err)
 {
     char path[CFG_TEXT + 16];
     srv_engine *engine = &p->engine;
+    srv_shm_clean();
     if (o->engine_socket >= 0)
         TRY(srv_store_open(&p->store, o->engine_socket, err));
     TRY(open_device(p, c, err));
-    engine->config = c;
+    engine->own = *c;
+    engine->config = &engine->own;
     engine->store = p->store;
+    engine->arena_bytes = (size_t)c->data_max_message * ARENA_TIMES;
     if (getrandom(&engine->instance, sizeof engine->instance, 0) != sizeof engine->instance)
         return attnd_fail(err, ATTND_BROKEN, "instance: no random number");
     TRY(srv_loop_init(&p->loop, engine, err));
     p->has_loop = true;
+    p->loop.reload = (srv_reload){.read = read_sources, .arg = from, .config = c, .engine = engine};
     TRY(srv_receive_open(&p->receive, engine, err));
     engine->transport = (srv_transport){srv_receive_is_connected, p->receive};
     TRY(srv_engine_start(engine, err));
@@ -223,6 +297,7 @@ static attnd_status open_parts(parts *p, const cfg *c, const options *o, const c
         .snapshot_fill = srv_engine_snapshot,
         .server = &p->loop,
         .is_ready = srv_loop_is_ready,
+        .reload = srv_loop_reload,
         .drain = srv_loop_drain,
         .shutdown = srv_loop_shutdown,
     };
@@ -232,14 +307,14 @@ static attnd_status open_parts(parts *p, const cfg *c, const options *o, const c
     TRY(srv_fds_open(&p->fds, &p->loop.uv, path, engine, err));
     path_in(path, dir, "data");
     TRY(srv_receive_listen(p->receive, path, err));
-    TRY(srv_watchdog_open(&p->watchdog, path, c->data_watchdog_interval, repair, p->receive, err));
+    TRY(open_http(p, c, err));
     return p->store ? srv_store_ready(p->store, err) : ATTND_OK;
 }
 
 /* In reverse; every part may be missing. */
 static void close_parts(parts *p)
 {
-    srv_watchdog_close(p->watchdog);
+    srv_http_close(p->http);
     srv_control_close(p->control);
     srv_fds_close(p->fds);
     if (p->has_loop)
@@ -251,7 +326,7 @@ static void close_parts(parts *p)
     srv_store_close(p->store);
 }
 
-/* Signals go to the loop alone: threads that nng and the device start inherit the block, and this
+/* Signals go to the loop alone: threads that are started inherit the block, and this
  * thread lifts it before it runs the loop. */
 static void block_signals(bool block)
 {
@@ -265,11 +340,11 @@ static void block_signals(bool block)
     pthread_sigmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
 }
 
-static int run_engine(const cfg *c, const options *o, const char *dir)
+static int run_engine(cfg *c, const options *o, sources *from, const char *dir)
 {
     static parts p;
     attnd_err err = {.status = ATTND_OK};
-    if (open_parts(&p, c, o, dir, &err) != ATTND_OK) {
+    if (open_parts(&p, c, o, from, dir, &err) != ATTND_OK) {
         srv_log(SRV_ERROR, "start failed  why=\"%s\"", err.text);
         close_parts(&p);
         return attnd_status_mender(err.status) == ATTND_MENDER_CALLER ? EX_CONFIG : EX_UNAVAILABLE;
@@ -278,11 +353,17 @@ static int run_engine(const cfg *c, const options *o, const char *dir)
     srv_log(SRV_INFO, "ready  dir=%s version=%s backend=%s device=\"%s\" isa=%s threads=%u", dir,
             ATTND_VERSION, info->backend, info->name, info->isa, info->n_threads);
     p.loop.is_ready = true;
+    /* Under a keeper it is the keeper that the service manager listens to. */
+    if (o->engine_socket < 0)
+        srv_notify("READY=1\nSTATUS=serves");
     block_signals(false);
     srv_loop_run(&p.loop);
+    if (o->engine_socket < 0)
+        srv_notify("STOPPING=1");
     p.loop.is_ready = false;
     close_parts(&p);
     srv_log(SRV_INFO, "stopped");
+    srv_log_flush(true);
     return 0;
 }
 
@@ -295,11 +376,13 @@ int main(int argc, char **argv)
     cfg_text dir;
     attnd_err err = {.status = ATTND_OK};
     int code = read_options(argc, argv, &o, keys, &n_keys);
+    sources from = {.options = &o, .keys = keys, .n_keys = n_keys};
     if (code < 0)
-        code = read_config(&o, keys, n_keys, &c);
+        code = read_config(&from, &c);
     if (code >= 0)
         return code;
     srv_log_set_level(c.log_level);
+    srv_log_set_rate(c.log_rate);
     cfg_runtime_dir(&c, dir);
     signal(SIGPIPE, SIG_IGN);
     struct rlimit files;
@@ -313,5 +396,5 @@ int main(int argc, char **argv)
     if (o.engine_socket < 0 && !o.no_keeper)
         return srv_keeper_run(&c, dir, argv);
     block_signals(true);
-    return run_engine(&c, &o, dir);
+    return run_engine(&c, &o, &from, dir);
 }

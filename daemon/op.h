@@ -10,7 +10,8 @@ enum {
     SRV_OP_NEEDS_ROOM = 1u << 1,
 };
 
-/* All on the engine thread. An op with a problem (check sets has_problem) runs after completion. */
+/* All on the engine thread. An op with problems, or a merge, runs after completion. A check may
+ * park the request (road.h) and is then called again. */
 struct srv_op {
     const char *name;
     unsigned needs;

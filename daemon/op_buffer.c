@@ -16,7 +16,7 @@ attnd_status srv_check_create_buffer(srv_engine *engine, srv_request *request, a
         return attnd_fail(err, ATTND_UNSUPPORTED, "kind = %u: this backend has no events",
                           msg->kind);
     if (!msg->bytes)
-        return attnd_fail(err, ATTND_TOO_LARGE, "bytes = 0: a buffer has at least one");
+        return attnd_fail(err, ATTND_BAD_LENGTH, "bytes = 0: a buffer has at least one");
     if (msg->bytes > most)
         return attnd_fail(err, ATTND_TOO_LARGE,
                           "bytes = %" PRIu64 ": session.max_buffer allows %" PRIu64
@@ -33,6 +33,18 @@ attnd_status srv_check_create_buffer(srv_engine *engine, srv_request *request, a
     return ATTND_OK;
 }
 
+/* A named one does not outlive the engine: the keeper does not get it. */
+static attnd_status make_memory(srv_engine *engine, const msg_create_buffer *msg,
+                                srv_buffer *buffer, attnd_err *err)
+{
+    if (!msg->named)
+        return srv_memory_make(engine, "buffer", buffer->handle, 0, msg->bytes, &buffer->memory,
+                               err);
+    TRY(srv_shm_name(buffer->shm_name, err));
+    return ker_memory_make_named(engine->device, buffer->shm_name, msg->bytes, &buffer->memory,
+                                 err);
+}
+
 attnd_status srv_make_create_buffer(srv_engine *engine, srv_request *request, attnd_err *err)
 {
     const msg_create_buffer *msg = &request->msg.create_buffer;
@@ -41,8 +53,7 @@ attnd_status srv_make_create_buffer(srv_engine *engine, srv_request *request, at
         return attnd_fail(err, ATTND_NO_ROOM, "bytes = %" PRIu64 ": no memory", msg->bytes);
     buffer->handle = ++engine->last_handle;
     buffer->session = request->session;
-    attnd_status status =
-        srv_memory_make(engine, "buffer", buffer->handle, 0, msg->bytes, &buffer->memory, err);
+    attnd_status status = make_memory(engine, msg, buffer, err);
     if (status != ATTND_OK) {
         free(buffer);
         return status;
@@ -60,7 +71,9 @@ void srv_run_create_buffer(srv_engine *engine, srv_request *request)
     srv_stats_gauge(SRV_GAUGE_buffers, 1);
     srv_stats_gauge(SRV_GAUGE_buffer_bytes, (int64_t)buffer->memory.bytes);
     request->reply.create_buffer =
-        (msg_create_buffer_reply){.buffer = buffer->handle, .bytes = buffer->memory.bytes};
+        (msg_create_buffer_reply){.buffer = buffer->handle,
+                                  .bytes = buffer->memory.bytes,
+                                  .shm_name = buffer->shm_name[0] ? buffer->shm_name : NULL};
 }
 
 attnd_status srv_check_free_buffer(srv_engine *engine, srv_request *request, attnd_err *err)

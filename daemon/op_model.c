@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/op.h"
+#include "daemon/plan.h"
 #include "daemon/session.h"
 
 enum { ROPE_SCALING_NONE = 0 };
@@ -29,18 +30,12 @@ static uint32_t count_of(const msg_layer_spec *layer)
 /* ---- Check ------------------------------------------------------------------------------------
  */
 
-static attnd_status check_name(const char *field, const char *name, attnd_err *err)
-{
-    size_t n = strlen(name);
-    if (n >= SRV_NAME)
-        return attnd_fail(err, ATTND_TOO_LARGE, "%s = %zu bytes: a name has at most %d", field, n,
-                          SRV_NAME - 1);
-    return ATTND_OK;
-}
-
 static attnd_status check_rope(const msg_layer_spec *layer, attnd_err *err)
 {
     const msg_rope *rope = &layer->rope;
+    if (rope->pairing == ATTND_ROPE_NONE && (rope->dim || rope->theta != 0 || rope->scaling))
+        return attnd_fail(err, ATTND_BAD_ROPE,
+                          "rope.pairing = none: dim, theta and scaling then mean nothing");
     if (!rope->given || rope->pairing == ATTND_ROPE_NONE)
         return ATTND_OK;
     if (rope->scaling != ROPE_SCALING_NONE)
@@ -118,7 +113,7 @@ static attnd_status check_group(const msg_group_spec *group, attnd_err *err)
                           INT32_MAX);
     if (group->window > INT32_MAX)
         return attnd_fail(err, ATTND_BAD_MASK, "window = %u: at most %d", group->window, INT32_MAX);
-    return check_name("name", group->name, err);
+    return srv_name_check("name", group->name, err);
 }
 
 attnd_status srv_check_open_model(srv_engine *engine, srv_request *request, attnd_err *err)
@@ -126,7 +121,7 @@ attnd_status srv_check_open_model(srv_engine *engine, srv_request *request, attn
     const msg_model_spec *spec = &request->msg.open_model.spec;
     if (!request->msg.open_model.given)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "spec: a model needs one");
-    TRY(check_name("spec.name", spec->name, err));
+    TRY(srv_name_check("spec.name", spec->name, err));
     if (spec->owner != MSG_OWNER_CLIENT)
         return attnd_fail(
             err, ATTND_UNSUPPORTED,
@@ -276,9 +271,11 @@ static attnd_status size_group(srv_engine *engine, srv_session *session, srv_mod
     uint64_t held = session->pool_bytes + model->pool_bytes;
     if (*bytes > most || *bytes > most - held)
         return attnd_fail(err, *bytes > most ? ATTND_TOO_LARGE : ATTND_NO_ROOM,
-                          "n_blocks = %u: %" PRIu64 " bytes at %" PRIu64
+                          "%s = %" PRIu64 ": %u blocks, %" PRIu64 " bytes at %" PRIu64
                           " a block; session.max_pool allows %" PRIu64 ", %" PRIu64 " are taken",
-                          group->n_blocks, *bytes, block_bytes, most, held);
+                          spec->n_blocks ? "n_blocks" : "bytes",
+                          spec->n_blocks ? spec->n_blocks : spec->bytes, group->n_blocks, *bytes,
+                          block_bytes, most, held);
     return ATTND_OK;
 }
 
@@ -301,7 +298,8 @@ static attnd_status make_group(srv_engine *engine, srv_session *session, srv_mod
     attnd_status status =
         srv_memory_make(engine, "pool", model->handle, g, bytes, &group->memory, err);
     if (status != ATTND_OK) {
-        attnd_err_prefix(err, "n_blocks = %u: ", group->n_blocks);
+        if (spec->n_blocks)
+            attnd_err_prefix(err, "n_blocks = %u: ", group->n_blocks);
         return status;
     }
     model->pool_bytes += bytes;
@@ -413,6 +411,12 @@ attnd_status srv_check_close_model(srv_engine *engine, srv_request *request, att
 void srv_run_close_model(srv_engine *engine, srv_request *request)
 {
     srv_model *model;
+    srv_plan *plan, *next;
     HASH_FIND(hh, request->session->models, &request->msg.close_model, sizeof(uint64_t), model);
+    HASH_ITER(hh, request->session->plans, plan, next)
+    {
+        if (plan->model == model)
+            srv_plan_drop(engine, plan);
+    }
     srv_model_close(engine, model);
 }

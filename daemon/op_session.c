@@ -17,7 +17,8 @@ void srv_run_ping(srv_engine *engine, srv_request *request)
 {
 }
 
-/* What a client may build on: the served ops and the variants of them. */
+/* What a client may build on: the served ops and the variants of them. repeats: a request whose id
+ * came before gets the first reply and does not run again. */
 static const char *const FEATURES[] = {
 #define SERVED(op, ops_needs) #op,
 #define MAKES(op, ops_needs) #op,
@@ -26,9 +27,10 @@ static const char *const FEATURES[] = {
 #undef SERVED
 #undef MAKES
 #undef UNSERVED
-    "sync.reply", "mask.causal", "mask.full", "mask.window", "rope.neox",
-    "rope.gptj",  "kv.f32",      "kv.f16",    "kv.bf16",     "layout.hnd",
-    "layout.nhd", "append",      "slots",     "lse",         "stats",
+    "buffer.named", "after",       "repeats",    "sync.reply", "mask.causal",
+    "mask.full",    "mask.window", "mask.chunk", "softcap",    "rope.neox",
+    "rope.gptj",    "kv.f32",      "kv.f16",     "kv.bf16",    "layout.hnd",
+    "layout.nhd",   "append",      "slots",      "lse",        "stats",
 };
 
 attnd_status srv_check_hello(srv_engine *engine, srv_request *request, attnd_err *err)
@@ -37,11 +39,7 @@ attnd_status srv_check_hello(srv_engine *engine, srv_request *request, attnd_err
     if (hello->protocol != PROTOCOL)
         return attnd_fail(err, ATTND_UNSUPPORTED, "protocol = %u: this server speaks %d",
                           hello->protocol, PROTOCOL);
-    size_t n = strlen(hello->client);
-    if (n >= SRV_NAME)
-        return attnd_fail(err, ATTND_TOO_LARGE, "client = %zu bytes: a name has at most %d", n,
-                          SRV_NAME - 1);
-    return ATTND_OK;
+    return srv_name_check("client", hello->client, err);
 }
 
 attnd_status srv_make_hello(srv_engine *engine, srv_request *request, attnd_err *err)

@@ -9,6 +9,7 @@
 #include <sys/random.h>
 
 #include "daemon/log.h"
+#include "daemon/plan.h"
 #include "daemon/road.h"
 
 /* Where the store's names come from: "pool/7/0", "buffer/12/0". */
@@ -63,7 +64,12 @@ static void buffer_destroy(srv_engine *engine, srv_buffer *buffer)
     srv_stats_gauge(SRV_GAUGE_buffers, -1);
     srv_stats_gauge(SRV_GAUGE_buffer_bytes, -(int64_t)buffer->memory.bytes);
     HASH_DEL(session->buffers, buffer);
-    srv_memory_free(engine, "buffer", buffer->handle, 0, &buffer->memory);
+    if (buffer->shm_name[0]) {
+        srv_shm_unlink(buffer->shm_name);
+        ker_memory_free(engine->device, &buffer->memory);
+    } else {
+        srv_memory_free(engine, "buffer", buffer->handle, 0, &buffer->memory);
+    }
     free(buffer);
 }
 
@@ -146,6 +152,26 @@ void srv_model_leave(srv_engine *engine, srv_model *model)
 /* ---- Sessions ---------------------------------------------------------------------------------
  */
 
+/* C0, DEL, or C1 in UTF-8. */
+static bool is_control(const unsigned char *at)
+{
+    return *at < 0x20 || *at == 0x7f || (at[0] == 0xc2 && at[1] < 0xa0);
+}
+
+attnd_status srv_name_check(const char *field, const char *name, attnd_err *err)
+{
+    size_t n = strlen(name);
+    if (n >= SRV_NAME)
+        return attnd_fail(err, ATTND_TOO_LARGE, "%s = %zu bytes: a name has at most %d", field, n,
+                          SRV_NAME - 1);
+    for (size_t i = 0; i < n; i++)
+        if (is_control((const unsigned char *)name + i))
+            return attnd_fail(err, ATTND_BAD_MESSAGE,
+                              "%s = byte 0x%02x at %zu: a name has no control characters", field,
+                              (unsigned char)name[i], i);
+    return ATTND_OK;
+}
+
 /* A random number that names no session yet; 0 names none. */
 static attnd_status draw_number(srv_engine *engine, uint64_t *number, attnd_err *err)
 {
@@ -181,6 +207,19 @@ attnd_status srv_session_make(srv_engine *engine, const char *client, srv_sessio
     return ATTND_OK;
 }
 
+/* Nothing is left that holds the session: from now on it lingers. */
+static void linger_if_abandoned(srv_engine *engine, srv_session *session)
+{
+    if (session->n_leases || session->over_ns || (!session->was_leased && session->n_connections))
+        return;
+    session->over_ns = srv_now_ns() + (uint64_t)engine->config->session_linger * 1000000u;
+    session->was_leased = false; /* whatever connection names it next holds it */
+    session->n_connections = 0;
+    if (!engine->lingers_ns || session->over_ns < engine->lingers_ns)
+        engine->lingers_ns = session->over_ns;
+    srv_log(SRV_INFO, "session lingers  session=%u", session->ordinal);
+}
+
 void srv_session_open(srv_engine *engine, srv_session *session, uint32_t connection)
 {
     session->ordinal = ++engine->last_ordinal;
@@ -190,8 +229,7 @@ void srv_session_open(srv_engine *engine, srv_session *session, uint32_t connect
     srv_log(SRV_INFO, "session open  session=%u client=\"%s\"", session->ordinal, session->client);
     srv_session_enter(session); /* the request that opens it */
     srv_session_connect(engine, session, connection, NULL);
-    if (!session->n_connections)
-        srv_session_end(engine, session, "its connection closed before the reply");
+    linger_if_abandoned(engine, session); /* its client may be gone already */
 }
 
 attnd_status srv_session_get(srv_engine *engine, uint64_t number, srv_session **out, attnd_err *err)
@@ -206,6 +244,11 @@ attnd_status srv_session_get(srv_engine *engine, uint64_t number, srv_session **
 /* The session has ended and nothing of it is in flight. */
 static void session_destroy(srv_engine *engine, srv_session *session)
 {
+    srv_plan *plan, *next_plan;
+    HASH_ITER(hh, session->plans, plan, next_plan)
+    {
+        srv_plan_drop(engine, plan);
+    }
     srv_model *model, *next_model;
     HASH_ITER(hh, session->models, model, next_model)
     {
@@ -217,6 +260,7 @@ static void session_destroy(srv_engine *engine, srv_session *session)
         buffer_destroy(engine, buffer);
     }
     ker_stream_close(session->stream);
+    srv_history_fini(&session->history);
     free(session);
 }
 
@@ -228,6 +272,7 @@ void srv_session_end(srv_engine *engine, srv_session *session, const char *why)
     srv_stats_gauge(SRV_GAUGE_sessions, -1);
     HASH_DEL(engine->sessions, session);
     session->is_ended = true;
+    engine->has_news = true;
     if (!session->n_in_flight)
         session_destroy(engine, session);
 }
@@ -254,17 +299,13 @@ attnd_status srv_session_connect(srv_engine *engine, srv_session *session, uint3
         return attnd_fail(err, ATTND_NO_ROOM,
                           "session: it uses %d data connections already, the most it may",
                           SRV_MAX_CONNECTIONS);
-    session->connections[session->n_connections++] = connection;
     /* A connection that is gone by now was reported before we hung on it, or will be after this. */
-    if (!engine->transport.is_connected(engine->transport.self, connection))
-        session->n_connections--;
+    session->connections[session->n_connections] = connection;
+    if (engine->transport.is_connected(engine->transport.self, connection)) {
+        session->n_connections++;
+        session->over_ns = 0;
+    }
     return ATTND_OK;
-}
-
-/* Nothing is left that holds the session. */
-static bool is_abandoned(const srv_session *session)
-{
-    return session->was_leased ? !session->n_leases : !session->n_connections;
 }
 
 void srv_sessions_disconnect(srv_engine *engine, uint32_t connection)
@@ -275,8 +316,7 @@ void srv_sessions_disconnect(srv_engine *engine, uint32_t connection)
         for (uint32_t i = 0; i < session->n_connections; i++)
             if (session->connections[i] == connection)
                 session->connections[i--] = session->connections[--session->n_connections];
-        if (is_abandoned(session))
-            srv_session_end(engine, session, "its last data connection closed");
+        linger_if_abandoned(engine, session);
     }
 }
 
@@ -284,11 +324,27 @@ void srv_session_lease(srv_session *session)
 {
     session->n_leases++;
     session->was_leased = true;
+    session->over_ns = 0;
 }
 
 void srv_session_release(srv_engine *engine, srv_session *session)
 {
     session->n_leases--;
-    if (is_abandoned(session))
-        srv_session_end(engine, session, "its buffer connection closed");
+    linger_if_abandoned(engine, session);
+}
+
+void srv_sessions_expire(srv_engine *engine)
+{
+    uint64_t now = srv_now_ns();
+    srv_session *session, *next;
+    engine->lingers_ns = 0;
+    HASH_ITER(hh, engine->sessions, session, next)
+    {
+        if (!session->over_ns)
+            continue;
+        if (session->over_ns <= now)
+            srv_session_end(engine, session, "nobody held it any more");
+        else if (!engine->lingers_ns || session->over_ns < engine->lingers_ns)
+            engine->lingers_ns = session->over_ns;
+    }
 }

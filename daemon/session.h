@@ -11,6 +11,8 @@
 #include <uthash.h>
 
 #include "daemon/engine.h"
+#include "daemon/history.h"
+#include "daemon/shm.h"
 #include "kvcache/geometry.h"
 #include "kvcache/pool.h"
 
@@ -20,9 +22,10 @@ struct srv_buffer {
     uint64_t handle;
     srv_session *session;
     ker_memory memory;
-    uint32_t n_in_use; /* requests on the road that name it */
-    bool is_freed;     /* no request finds it any more; gone with the last use */
-    UT_hash_handle hh; /* session->buffers, by handle */
+    char shm_name[SRV_SHM_NAME]; /* "": it has none, and the keeper has its descriptor */
+    uint32_t n_in_use;           /* requests on the road that name it */
+    bool is_freed;               /* no request finds it any more; gone with the last use */
+    UT_hash_handle hh;           /* session->buffers, by handle */
 };
 
 typedef struct srv_layer {
@@ -36,7 +39,8 @@ typedef struct srv_layer {
 /* Who appends to a block in the request that stamped it. */
 typedef struct srv_block_mark {
     uint64_t stamp;
-    int64_t seq; /* -1: several */
+    int64_t seq;         /* -1: several */
+    int64_t first, last; /* tokens of the call among which those are that it appends */
 } srv_block_mark;
 
 typedef struct srv_group {
@@ -71,6 +75,7 @@ struct srv_session {
     ker_stream *stream;
     srv_model *models;
     srv_buffer *buffers;
+    srv_plan *plans;
     uint64_t pool_bytes, buffer_bytes; /* what is closed but still in use counts */
     uint32_t n_in_flight;
     uint64_t n_requests;
@@ -78,9 +83,15 @@ struct srv_session {
     bool was_leased;
     uint32_t connections[SRV_MAX_CONNECTIONS];
     uint32_t n_connections;
+    uint64_t over_ns; /* it lingers until then; 0: it is held by a connection */
+    srv_history history;
     bool is_ended;
     UT_hash_handle hh; /* engine->sessions, by number */
 };
+
+/* A name for logs and lists: at most SRV_NAME-1 bytes, no control characters. TOO_LARGE,
+ * BAD_MESSAGE. */
+attnd_status srv_name_check(const char *field, const char *name, attnd_err *err);
 
 /* NO_ROOM when there are too many sessions or no memory. Nobody finds it before srv_session_open.
  */
@@ -106,12 +117,15 @@ void srv_session_leave(srv_engine *engine, srv_session *session);
 attnd_status srv_session_connect(srv_engine *engine, srv_session *session, uint32_t connection,
                                  attnd_err *err);
 
-/* A data connection is gone: sessions that hung on it alone end. */
+/* A data connection is gone: sessions that hung on it alone begin to linger. */
 void srv_sessions_disconnect(srv_engine *engine, uint32_t connection);
 
 /* A connection of the buffer socket takes, or gives back, a lease. */
 void srv_session_lease(srv_session *session);
 void srv_session_release(srv_engine *engine, srv_session *session);
+
+/* Ends the sessions that have lingered long enough. */
+void srv_sessions_expire(srv_engine *engine);
 
 /* Handles. get refuses NO_SUCH_HANDLE naming field. */
 attnd_status srv_model_get(srv_session *session, uint64_t handle, const char *field,

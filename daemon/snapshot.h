@@ -50,6 +50,14 @@ typedef struct srv_buffer_view {
     bool freed;        /* gone as soon as nobody uses it */
 } srv_buffer_view;
 
+typedef struct srv_plan_view {
+    uint64_t handle, model;
+    uint32_t session; /* ordinal */
+    uint64_t version; /* the newest */
+    uint32_t n_seqs;
+    uint32_t n_versions; /* that are kept: 1, or 2 while work reads the older one */
+} srv_plan_view;
+
 /* One layer of an open model, for kernels.explain. */
 typedef struct srv_layer_view {
     bool found;
@@ -72,6 +80,8 @@ struct srv_snapshot {
     size_t n_pools;
     srv_buffer_view *buffers;
     size_t n_buffers;
+    srv_plan_view *plans;
+    size_t n_plans;
     srv_layer_view layer;
 };
 

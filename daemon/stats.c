@@ -34,11 +34,18 @@ typedef struct kernel_cell {
     histogram device;
 } kernel_cell;
 
+/* cell[i]: values above bound i-1, up to bound i; the last one takes the rest. */
+typedef struct size_cells {
+    _Atomic uint64_t cell[SRV_N_SIZES + 1];
+    _Atomic uint64_t sum;
+} size_cells;
+
 static _Atomic uint64_t counters[SRV_N_COUNTERS];
 static _Atomic int64_t gauges[SRV_N_GAUGES];
 static _Atomic uint64_t op_statuses[N_OPS][N_STATUSES];
 static histogram op_stages[N_OPS][SRV_N_STAGES];
 static kernel_cell kernel_cells[N_KERNELS];
+static size_cells sizes[SRV_N_SIZE_KINDS];
 
 static void bump(_Atomic uint64_t *cell, uint64_t n)
 {
@@ -118,6 +125,20 @@ static srv_quantiles histogram_read(histogram *h)
     return out;
 }
 
+static srv_curve histogram_curve(histogram *h, const uint64_t *bounds_ns, size_t n, uint64_t *upto)
+{
+    srv_curve out = {.sum = (double)read_cell(&h->sum_ns) / 1e9};
+    size_t at = 0;
+    for (size_t i = 0; i < N_BUCKETS; i++) {
+        for (; at < n && bucket_middle(i) > (double)bounds_ns[at]; at++)
+            upto[at] = out.count;
+        out.count += read_cell(&h->bucket[i]);
+    }
+    for (; at < n; at++)
+        upto[at] = out.count;
+    return out;
+}
+
 static void histogram_reset(histogram *h)
 {
     for (size_t i = 0; i < N_BUCKETS; i++)
@@ -183,6 +204,48 @@ void srv_stats_launch(const ker_kernel *const kernels[2], uint64_t device_ns, ke
     }
 }
 
+uint64_t srv_stats_size_bound(size_t i)
+{
+    return i ? (uint64_t)4 << i : 1;
+}
+
+static void size_add(size_cells *s, uint64_t n)
+{
+    size_t i = 0;
+    while (i < SRV_N_SIZES && n > srv_stats_size_bound(i))
+        i++;
+    bump(&s->cell[i], 1);
+    bump(&s->sum, n);
+}
+
+void srv_stats_batch(uint64_t n_rows, uint64_t n_tokens)
+{
+    size_add(&sizes[SRV_SIZE_ROWS], n_rows);
+    size_add(&sizes[SRV_SIZE_TOKENS], n_tokens);
+}
+
+srv_curve srv_stats_size_curve(srv_size size, uint64_t upto[SRV_N_SIZES])
+{
+    size_cells *s = &sizes[size];
+    srv_curve out = {.sum = (double)read_cell(&s->sum)};
+    for (size_t i = 0; i < SRV_N_SIZES; i++)
+        upto[i] = out.count += read_cell(&s->cell[i]);
+    out.count += read_cell(&s->cell[SRV_N_SIZES]);
+    return out;
+}
+
+srv_curve srv_stats_op_curve(msg_op op, srv_stage stage, const uint64_t *bounds_ns, size_t n,
+                             uint64_t *upto)
+{
+    return histogram_curve(&op_stages[op_row(op)][stage], bounds_ns, n, upto);
+}
+
+srv_curve srv_stats_kernel_curve(size_t kernel, const uint64_t *bounds_ns, size_t n, uint64_t *upto)
+{
+    assert(kernel < N_KERNELS);
+    return histogram_curve(&kernel_cells[kernel].device, bounds_ns, n, upto);
+}
+
 uint64_t srv_stats_counter(srv_counter counter)
 {
     return read_cell(&counters[counter]);
@@ -219,6 +282,11 @@ void srv_stats_reset(void)
             atomic_store_explicit(&op_statuses[op][i], 0, memory_order_relaxed);
         for (size_t i = 0; i < SRV_N_STAGES; i++)
             histogram_reset(&op_stages[op][i]);
+    }
+    for (size_t kind = 0; kind < SRV_N_SIZE_KINDS; kind++) {
+        for (size_t i = 0; i <= SRV_N_SIZES; i++)
+            atomic_store_explicit(&sizes[kind].cell[i], 0, memory_order_relaxed);
+        atomic_store_explicit(&sizes[kind].sum, 0, memory_order_relaxed);
     }
     for (size_t i = 0; i < N_KERNELS; i++) {
         atomic_store_explicit(&kernel_cells[i].launches, 0, memory_order_relaxed);

@@ -16,12 +16,12 @@
 #define SRV_COUNTER_MAP(X)                                                                         \
     X(requests, "requests received that decoded to an op or were refused")                         \
     X(refused, "requests answered with another status than OK")                                    \
+    X(repeats, "requests answered with the first reply to their id")                               \
     X(received_bytes, "bytes of requests")                                                         \
     X(sent_bytes, "bytes of replies")                                                              \
     X(connections, "connections accepted on the data socket")                                      \
     X(connections_refused, "connections refused for their uid")                                    \
     X(disconnects, "connections of the data socket that ended")                                    \
-    X(listener_restarts, "times the data socket was opened anew by the watchdog")                  \
     X(send_timeouts, "replies a client did not read in time")                                      \
     X(sessions_opened, "sessions made by Hello")                                                   \
     X(sessions_ended, "sessions that ended")                                                       \
@@ -35,6 +35,7 @@
     X(sessions, "sessions open")                                                                   \
     X(in_flight, "requests accepted and not answered, Ping and Hello aside")                       \
     X(models, "models open")                                                                       \
+    X(plans, "plans held")                                                                         \
     X(buffers, "buffers held")                                                                     \
     X(buffer_bytes, "bytes of all buffers")                                                        \
     X(pool_bytes, "bytes of all pools")
@@ -96,6 +97,28 @@ typedef struct srv_kernel_stats {
     srv_quantiles device; /* a launch of both phases counts for both kernels */
 } srv_kernel_stats;
 srv_kernel_stats srv_stats_kernel(size_t kernel);
+
+/* One launch's size: its sequences and its query tokens. Engine thread only. */
+void srv_stats_batch(uint64_t n_rows, uint64_t n_tokens);
+
+/* What a Prometheus histogram is made of: how many values lie at or below each bound. Counts read
+ * one after the other while others write: upto never passes count. */
+typedef struct srv_curve {
+    uint64_t count;
+    double sum; /* seconds; of sizes: plain */
+} srv_curve;
+
+/* bounds_ns[n] rise; fills upto[n]. A value within 1.6 % of a bound may count on its other side. */
+srv_curve srv_stats_op_curve(msg_op op, srv_stage stage, const uint64_t *bounds_ns, size_t n,
+                             uint64_t *upto);
+srv_curve srv_stats_kernel_curve(size_t kernel, const uint64_t *bounds_ns, size_t n,
+                                 uint64_t *upto);
+
+/* The bounds of the sizes: 1, 8, 16, 32 … 16384, exact. */
+enum { SRV_N_SIZES = 13 };
+typedef enum srv_size { SRV_SIZE_TOKENS, SRV_SIZE_ROWS, SRV_N_SIZE_KINDS } srv_size;
+uint64_t srv_stats_size_bound(size_t i);
+srv_curve srv_stats_size_curve(srv_size size, uint64_t upto[SRV_N_SIZES]);
 
 /* Everything but gauges to zero. */
 void srv_stats_reset(void);

@@ -130,7 +130,9 @@ static attnd_status store_ask(srv_store *store, ask_packet *ask, int fd, answer_
 {
     ask->number = ++store->number;
     if (!packet_send(store->socket, ask, sizeof *ask, fd))
-        return attnd_fail(err, ATTND_UNREACHABLE, "keeper = gone: %s", strerror(errno));
+        return attnd_fail(err, ATTND_UNREACHABLE, "keeper = gone: %s",
+                          errno == EPIPE || errno == ECONNRESET ? "its socket was closed"
+                                                                : strerror(errno));
     for (;;) {
         ssize_t n = packet_receive(store->socket, answer, sizeof *answer, got_fd);
         if (n == 0)

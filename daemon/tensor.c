@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static attnd_status hold_buffer(srv_request *request, uint64_t handle, const char *field,
@@ -11,8 +12,11 @@ static attnd_status hold_buffer(srv_request *request, uint64_t handle, const cha
     char name[96];
     snprintf(name, sizeof name, "%s.buffer", field);
     TRY(srv_buffer_get(request->session, handle, name, out, err));
+    for (size_t i = 0; i < request->n_held; i++)
+        if (request->held[i] == *out)
+            return ATTND_OK;
     if (request->n_held == SRV_MAX_HELD)
-        return attnd_fail(err, ATTND_TOO_LARGE, "%s: a request names at most %d tensors", field,
+        return attnd_fail(err, ATTND_TOO_LARGE, "%s: a request names at most %d buffers", field,
                           SRV_MAX_HELD);
     request->held[request->n_held++] = *out;
     srv_buffer_use(*out);
@@ -120,10 +124,10 @@ attnd_status srv_tensor_resolve(srv_request *request, const msg_tensor *tensor, 
                           field, tensor->offset, buffer->memory.bytes);
     if (is_output && !has_distinct_elements(shape, element, token_stride, head_stride))
         return attnd_fail(err, ATTND_BAD_TENSOR,
-                          "%s.strides[0] = %" PRId64 ": elements of an output share no bytes",
-                          field, token_stride);
-    *out = (srv_span){.field = field,
-                      .rows = {.base = (char *)buffer->memory.base + tensor->offset,
+                          "%s.strides = %" PRId64 " and %" PRId64
+                          ": elements of an output share no bytes",
+                          field, token_stride, head_stride);
+    *out = (srv_span){.rows = {.base = (char *)buffer->memory.base + tensor->offset,
                                .token_stride = token_stride,
                                .head_stride = head_stride,
                                .dtype = tensor->dtype},
@@ -131,29 +135,61 @@ attnd_status srv_tensor_resolve(srv_request *request, const msg_tensor *tensor, 
                       .first = tensor->offset,
                       .end = tensor->offset + bytes,
                       .is_output = is_output};
+    snprintf(out->field, sizeof out->field, "%s", field);
     return ATTND_OK;
 }
 
-attnd_status srv_spans_check(const srv_span *spans, size_t n, attnd_err *err)
+/* By place, then by name. */
+static int by_place(const void *left, const void *right)
 {
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < n; j++) {
-            const srv_span *a = &spans[i], *b = &spans[j];
-            if (i == j || !a->is_output || a->buffer != b->buffer || a->first == a->end ||
-                b->first == b->end)
-                continue;
-            if (a->first < b->end && b->first < a->end)
-                return attnd_fail(err, ATTND_BAD_TENSOR,
-                                  "%s.offset = %" PRIu64 ": its bytes up to %" PRIu64
-                                  " overlap %s, %" PRIu64 " to %" PRIu64,
-                                  a->field, a->first, a->end, b->field, b->first, b->end);
-        }
+    const srv_span *a = left, *b = right;
+    if (a->buffer != b->buffer)
+        return a->buffer < b->buffer ? -1 : 1;
+    if (a->first != b->first)
+        return a->first < b->first ? -1 : 1;
+    if (a->end != b->end)
+        return a->end < b->end ? -1 : 1;
+    return strcmp(a->field, b->field);
+}
+
+static attnd_status overlap(const srv_span *a, const srv_span *b, attnd_err *err)
+{
+    const srv_span *output = b->is_output ? b : a, *other = b->is_output ? a : b;
+    return attnd_fail(
+        err, ATTND_BAD_TENSOR,
+        "%s.offset = %" PRIu64 ": its bytes up to %" PRIu64 " overlap %s, %" PRIu64 " to %" PRIu64,
+        output->field, output->first, output->end, other->field, other->first, other->end);
+}
+
+attnd_status srv_spans_check(srv_span *spans, size_t n, attnd_err *err)
+{
+    const srv_span *last = NULL, *last_output = NULL; /* those that end last so far */
+    qsort(spans, n, sizeof *spans, by_place);
+    for (size_t i = 0; i < n; i++) {
+        const srv_span *s = &spans[i];
+        if (s->first == s->end || (i && !by_place(s, s - 1)))
+            continue;
+        if (last && last->buffer != s->buffer)
+            last = last_output = NULL;
+        const srv_span *before = s->is_output ? last : last_output;
+        if (before && before->end > s->first)
+            return overlap(before, s, err);
+        if (!last || s->end > last->end)
+            last = s;
+        if (s->is_output && (!last_output || s->end > last_output->end))
+            last_output = s;
+    }
     return ATTND_OK;
 }
 
-attnd_status srv_ints_copy(srv_request *request, const msg_ints *ints, const char *field,
-                           int64_t wanted, int64_t most, const int32_t **out, int64_t *n,
-                           attnd_err *err)
+bool srv_dtype_is_float(attnd_dtype dtype)
+{
+    return dtype == ATTND_DTYPE_F32 || dtype == ATTND_DTYPE_F16 || dtype == ATTND_DTYPE_BF16;
+}
+
+attnd_status srv_ints_copy(srv_request *request, msg_arena *arena, const msg_ints *ints,
+                           const char *field, int64_t wanted, int64_t most, const int32_t **out,
+                           int64_t *n, attnd_err *err)
 {
     const void *from = ints->data;
     uint64_t count = ints->bytes / sizeof(int32_t);
@@ -174,12 +210,12 @@ attnd_status srv_ints_copy(srv_request *request, const msg_ints *ints, const cha
         return attnd_fail(err, ATTND_BAD_LENGTH, "%s = %zu bytes: int32 values, four bytes each",
                           field, ints->bytes);
     }
-    if (count > (uint64_t)most)
-        return attnd_fail(err, ATTND_TOO_LARGE, "%s = %" PRIu64 " entries: at most %" PRId64, field,
-                          count, most);
     if (wanted >= 0 && count != (uint64_t)wanted)
         return attnd_fail(err, ATTND_BAD_LENGTH, "%s = %" PRIu64 " entries: %" PRId64 " are needed",
                           field, count, wanted);
+    if (count > (uint64_t)most)
+        return attnd_fail(err, ATTND_TOO_LARGE, "%s = %" PRIu64 " entries: at most %" PRId64, field,
+                          count, most);
     if (in_buffer && count) {
         char name[96];
         srv_span span;
@@ -191,7 +227,7 @@ attnd_status srv_ints_copy(srv_request *request, const msg_ints *ints, const cha
         TRY(srv_tensor_resolve(request, &flat, name, shape, false, &span, err));
         from = span.rows.base;
     }
-    int32_t *copy = msg_arena_take(&request->arena, count * sizeof *copy);
+    int32_t *copy = msg_arena_take(arena, count * sizeof *copy);
     if (!copy)
         return attnd_fail(err, ATTND_TOO_LARGE,
                           "%s = %" PRIu64 " entries: more than a request may use", field, count);

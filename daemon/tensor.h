@@ -17,14 +17,14 @@ typedef struct srv_shape {
 } srv_shape;
 
 /* A checked tensor. */
-typedef struct srv_span {
-    const char *field;
+struct srv_span {
+    char field[40];
     ker_rows rows;
     uint64_t buffer;
     uint64_t first,
         end; /* bytes of the buffer from its first element to behind its last; equal: none */
     bool is_output;
-} srv_span;
+};
 
 /* Refuses NO_SUCH_HANDLE (buffer), BAD_GEOMETRY (shape), BAD_TENSOR (strides, alignment, bounds; an
  * output whose own elements share bytes). Does not look at dtype but for its size: the caller has.
@@ -32,14 +32,18 @@ typedef struct srv_span {
 attnd_status srv_tensor_resolve(srv_request *request, const msg_tensor *tensor, const char *field,
                                 srv_shape shape, bool is_output, srv_span *out, attnd_err *err);
 
-/* Refuses BAD_TENSOR when an output shares bytes with another of the spans. */
-attnd_status srv_spans_check(const srv_span *spans, size_t n, attnd_err *err);
+/* Refuses BAD_TENSOR when an output shares bytes with another tensor. One that lies where it lay
+ * before, the same tensor of another layer, is no other. Sorts the spans. */
+attnd_status srv_spans_check(srv_span *spans, size_t n, attnd_err *err);
+
+/* f32, f16 or bf16. */
+bool srv_dtype_is_float(attnd_dtype dtype);
 
 /* Copies int32 values into the arena: *out of *n values. Refuses BAD_LENGTH (not whole int32
  * values, or not the wanted count; wanted < 0: any), TOO_LARGE (more than most, or than the arena
  * holds), and what srv_tensor_resolve refuses. */
-attnd_status srv_ints_copy(srv_request *request, const msg_ints *ints, const char *field,
-                           int64_t wanted, int64_t most, const int32_t **out, int64_t *n,
-                           attnd_err *err);
+attnd_status srv_ints_copy(srv_request *request, msg_arena *arena, const msg_ints *ints,
+                           const char *field, int64_t wanted, int64_t most, const int32_t **out,
+                           int64_t *n, attnd_err *err);
 
 #endif

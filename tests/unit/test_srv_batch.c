@@ -20,7 +20,10 @@ typedef struct fixture {
     srv_model model;
     srv_group group;
     srv_request request;
+    msg_batch msg;
     msg_table table;
+    ker_mask mask;
+    srv_batch batch;
     attnd_err err;
 } fixture;
 
@@ -41,10 +44,10 @@ static int open_fixture(void **state)
     f->model.groups = &f->group;
     f->model.n_groups = 1;
     f->request.session = &f->session;
-    f->request.problem.mask.kinds = KER_MASK_CAUSAL;
+    f->mask.kinds = KER_MASK_CAUSAL;
     assert_int_equal(msg_arena_init(&f->request.arena, 1 << 20, &err), 0);
-    f->request.msg.attend.batch.tables = &f->table;
-    f->request.msg.attend.batch.n_tables = 1;
+    f->msg.tables = &f->table;
+    f->msg.n_tables = 1;
     *state = f;
     return 0;
 }
@@ -71,8 +74,10 @@ static msg_ints inline_ints(const int32_t *values, size_t n)
 static attnd_status read_batch(fixture *f, bool with_keys)
 {
     f->err = (attnd_err){.status = ATTND_OK};
-    TRY(srv_batch_read(&f->engine, &f->request, &f->model, 0, with_keys, &f->err));
-    return srv_batch_read_table(&f->engine, &f->request, &f->model, 0, with_keys, &f->err);
+    msg_arena *arena = &f->request.arena;
+    TRY(srv_batch_read(&f->engine, &f->request, arena, &f->msg, &f->model, 0, &f->batch, &f->err));
+    return srv_batch_check(&f->engine, arena, &f->batch, &f->model, 0, &f->mask, with_keys,
+                           &f->err);
 }
 
 static void expect_refusal(fixture *f, bool with_keys, attnd_reason reason, const char *text)
@@ -86,13 +91,15 @@ static void expect_refusal(fixture *f, bool with_keys, attnd_reason reason, cons
 static void a_good_batch_becomes_the_problems(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->n_contexts = 1;
     batch->q_lens = INTS(5, 1);
     batch->kv_lens = INTS(5, 4);
     f->table.block_ids = INTS(7, 0, 3);
     assert_int_equal(read_batch(f, true), ATTND_OK);
-    const ker_batch *b = &f->request.problem.batch;
+    ker_problem problem = {.n_heads = 1};
+    srv_batch_fill(&f->batch, 0, &problem);
+    const ker_batch *b = &problem.batch;
     assert_int_equal(b->n_seqs, 2);
     assert_int_equal(b->n_contexts, 1);
     assert_int_equal(b->n_tokens, 6);
@@ -100,12 +107,13 @@ static void a_good_batch_becomes_the_problems(void **state)
     assert_int_equal(b->block_first[1], 2);
     assert_int_equal(b->block_ids[2], 3);
     assert_null(b->positions);
+    assert_int_equal(problem.mask.kinds, KER_MASK_CAUSAL);
 }
 
 static void lengths_are_checked(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->q_lens = INTS(1, -1);
     batch->kv_lens = INTS(1, 1);
     expect_refusal(f, false, ATTND_BAD_LENGTH, "batch.q_lens[1] = -1: not negative");
@@ -135,10 +143,12 @@ static void lengths_are_checked(void **state)
     expect_refusal(f, false, ATTND_TOO_LARGE, "batch.q_lens = 17 entries: at most 16");
     batch->q_lens = INTS(2);
     batch->kv_lens = INTS(1);
-    expect_refusal(f, true, ATTND_BAD_LENGTH,
-                   "batch.kv_lens[0] = 1: it counts the 2 tokens this call appends");
     expect_refusal(f, false, ATTND_BAD_LENGTH,
                    "batch.kv_lens[0] = 1: a generation sees at least its own 2 tokens");
+    batch->n_contexts = 1;
+    f->table.block_ids = INTS(0);
+    expect_refusal(f, true, ATTND_BAD_LENGTH,
+                   "batch.kv_lens[0] = 1: it counts the 2 tokens this call appends");
     batch->n_contexts = 2;
     expect_refusal(f, false, ATTND_BAD_PHASE, "batch.n_contexts = 2: the batch has 1 sequences");
 }
@@ -146,7 +156,7 @@ static void lengths_are_checked(void **state)
 static void a_context_may_have_more_queries_than_keys_when_it_stores_nothing(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->n_contexts = 1;
     batch->q_lens = INTS(5);
     batch->kv_lens = INTS(2);
@@ -157,7 +167,7 @@ static void a_context_may_have_more_queries_than_keys_when_it_stores_nothing(voi
 static void a_padding_row_needs_no_table(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->q_lens = INTS(1, 1);
     batch->kv_lens = INTS(3, 0);
     batch->slots = INTS(2, -1);
@@ -168,7 +178,7 @@ static void a_padding_row_needs_no_table(void **state)
 static void needed_entries_name_blocks_of_the_pool(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->q_lens = INTS(1, 1);
     batch->kv_lens = INTS(4, 8);
     f->table.block_ids = INTS(0, 1, 8);
@@ -196,14 +206,14 @@ static void needed_entries_name_blocks_of_the_pool(void **state)
 static void entries_behind_a_window_may_be_anything(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
-    f->request.problem.mask.kinds |= KER_MASK_WINDOW;
-    f->request.problem.mask.window = 4;
+    msg_batch *batch = &f->msg;
+    f->mask.kinds |= KER_MASK_WINDOW;
+    f->mask.window = 4;
     batch->q_lens = INTS(1);
     batch->kv_lens = INTS(12);
     f->table.block_ids = INTS(-1, 2147483647, 3);
     assert_int_equal(read_batch(f, true), ATTND_OK);
-    f->request.problem.mask.window = 5;
+    f->mask.window = 5;
     expect_refusal(f, true, ATTND_BAD_BLOCK,
                    "batch.tables[0].block_ids[1] = 2147483647: sequence 0 needs it, pool \"main\" "
                    "has blocks 0..7");
@@ -212,31 +222,29 @@ static void entries_behind_a_window_may_be_anything(void **state)
 static void two_tokens_never_share_a_slot(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->q_lens = INTS(1, 1);
     batch->kv_lens = INTS(1, 1);
     f->table.block_ids = INTS(5, 5);
     expect_refusal(f, true, ATTND_BAD_BLOCK,
-                   "batch.tables[0].block_ids = 20: tokens 0 and 1 of this call would be stored in "
-                   "one slot");
+                   "batch.tables[0].block_ids[1] = 5: tokens 0 and 1 of this call would be stored "
+                   "in one slot");
     batch->slots = INTS(9, 9);
     f->table.block_ids = INTS(5, 6);
     expect_refusal(f, true, ATTND_BAD_BLOCK,
-                   "batch.slots = 9: tokens 0 and 1 of this call would be stored in one slot");
+                   "batch.slots[1] = 9: tokens 0 and 1 of this call would be stored in one slot");
     batch->slots = INTS(9, 32);
     expect_refusal(f, true, ATTND_BAD_BLOCK,
                    "batch.slots[1] = 32: pool \"main\" has slots 0..31, -1 for nowhere");
     batch->slots = INTS(9, -2);
     expect_refusal(f, true, ATTND_BAD_BLOCK,
                    "batch.slots[1] = -2: pool \"main\" has slots 0..31, -1 for nowhere");
-    expect_refusal(f, false, ATTND_BAD_COMBINATION,
-                   "batch.slots: the call brings no k and v to store");
 }
 
 static void a_shared_block_is_read_but_not_appended_to(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->q_lens = INTS(1, 1);
     batch->kv_lens = INTS(5, 5);
     f->table.block_ids = INTS(0, 1, 0, 2);
@@ -252,19 +260,19 @@ static void a_shared_block_is_read_but_not_appended_to(void **state)
 static void a_ring_may_overwrite_only_what_no_row_sees(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
-    f->request.problem.mask.kinds |= KER_MASK_WINDOW;
-    f->request.problem.mask.window = 8; /* two blocks hold the window */
+    msg_batch *batch = &f->msg;
+    f->mask.kinds |= KER_MASK_WINDOW;
+    f->mask.window = 8; /* two blocks hold the window */
     batch->q_lens = INTS(1);
     batch->kv_lens = INTS(9);
     f->table.block_ids = INTS(0, 1, 0);
     assert_int_equal(read_batch(f, true), ATTND_OK);
-    f->request.problem.mask.window = 9; /* key 0 is still seen */
+    f->mask.window = 9; /* key 0 is still seen */
     expect_refusal(
         f, true, ATTND_BAD_BLOCK,
         "batch.tables[0].block_ids[0] = 0: key 0 of sequence 0 is still seen and token 0 "
         "would be stored over it");
-    f->request.problem.mask.window = 4;
+    f->mask.window = 4;
     batch->q_lens = INTS(5); /* P·T = 8 holds W + q_len - 1 = 8 */
     assert_int_equal(read_batch(f, true), ATTND_OK);
 }
@@ -272,7 +280,7 @@ static void a_ring_may_overwrite_only_what_no_row_sees(void **state)
 static void positions_are_not_negative(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     batch->q_lens = INTS(2);
     batch->kv_lens = INTS(2);
     batch->positions = INTS(7, -1);
@@ -282,10 +290,120 @@ static void positions_are_not_negative(void **state)
     expect_refusal(f, true, ATTND_BAD_LENGTH, "batch.positions = 1 entries: 2 are needed");
 }
 
+/* Reads an update on top of what was read. */
+static attnd_status read_update(fixture *f, const msg_plan_update *update, bool with_keys,
+                                srv_batch *out)
+{
+    f->err = (attnd_err){.status = ATTND_OK};
+    msg_arena *arena = &f->request.arena;
+    TRY(srv_batch_update(&f->engine, &f->request, arena, update, &f->model, &f->batch, out,
+                         &f->err));
+    return srv_batch_check(&f->engine, arena, out, &f->model, 0, &f->mask, with_keys, &f->err);
+}
+
+static void an_update_adds_the_new_blocks(void **state)
+{
+    fixture *f = *state;
+    srv_batch next;
+    msg_table appended = {.block_ids = INTS(6)};
+    f->msg.q_lens = INTS(5, 1);
+    f->msg.kv_lens = INTS(5, 4);
+    f->msg.n_contexts = 1;
+    f->table.block_ids = INTS(7, 0, 3);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    msg_plan_update update = {
+        .q_lens = INTS(1, 1), .kv_lens = INTS(6, 5), .appended = &appended, .n_appended = 1};
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_OK);
+    assert_int_equal(next.lengths.n_tokens, 2);
+    assert_int_equal(next.lengths.n_contexts, 1);
+    const int32_t want[] = {7, 0, 3, 6};
+    assert_memory_equal(next.table[0].ids, want, sizeof want);
+    assert_int_equal(next.table[0].first[1], 2);
+    /* The batch it started from is as it was. */
+    assert_int_equal(f->batch.lengths.kv_len[0], 5);
+    assert_int_equal(f->batch.table[0].length[1], 1);
+}
+
+static void an_update_may_shrink_a_sequence(void **state)
+{
+    fixture *f = *state;
+    srv_batch next;
+    f->msg.q_lens = INTS(1, 1);
+    f->msg.kv_lens = INTS(9, 4);
+    f->table.block_ids = INTS(7, 0, 2, 3);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    msg_plan_update update = {.kv_lens = INTS(4, 3)};
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_OK);
+    const int32_t want[] = {7, 3};
+    assert_memory_equal(next.table[0].ids, want, sizeof want);
+}
+
+static void an_update_is_checked_as_a_batch_is(void **state)
+{
+    fixture *f = *state;
+    srv_batch next;
+    msg_table appended = {.block_ids = INTS(8)};
+    f->msg.q_lens = INTS(1, 1);
+    f->msg.kv_lens = INTS(4, 4);
+    f->table.block_ids = INTS(7, 3);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    const struct {
+        msg_plan_update update;
+        attnd_reason reason;
+        const char *text;
+    } rows[] = {
+        {{.kv_lens = INTS(5, 4), .appended = &appended, .n_appended = 1},
+         ATTND_BAD_BLOCK,
+         "update.appended[0].block_ids[0] = 8: sequence 0 needs it, pool \"main\" has blocks 0..7"},
+        {{.kv_lens = INTS(5, 4)}, ATTND_BAD_LENGTH, "update.appended: group 0 needs 1 more blocks"},
+        {{.kv_lens = INTS(5, 5), .appended = &appended, .n_appended = 1},
+         ATTND_BAD_LENGTH,
+         "update.appended[0].block_ids = 1 entries: 2 are needed"},
+        {{.kv_lens = INTS(5)}, ATTND_BAD_LENGTH, "update.kv_lens = 1 entries: 2 are needed"},
+        {{.kv_lens = INTS(5, -1)}, ATTND_BAD_LENGTH, "update.kv_lens[1] = -1: not negative"},
+        {{.q_lens = INTS(65, 1)},
+         ATTND_TOO_LARGE,
+         "update.q_lens[0] = 65: a call has at most 64 tokens (limits.max_tokens)"},
+        {{.kv_lens = INTS(101, 4)},
+         ATTND_KV_LEN_EXCEEDS_POOL,
+         "update.kv_lens[0] = 101: pool \"main\" holds sequences of at most 100"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        attnd_status status = read_update(f, &rows[i].update, true, &next);
+        assert_string_equal(f->err.text, rows[i].text);
+        assert_int_equal(status, attnd_reason_status(rows[i].reason));
+    }
+    appended = (msg_table){.group = 1, .block_ids = INTS(8)};
+    msg_plan_update update = {.kv_lens = INTS(5, 4), .appended = &appended, .n_appended = 1};
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_INVALID_ARGUMENT);
+    assert_string_equal(f->err.text, "update.appended[0].group = 1: the plan has no table of it");
+}
+
+static void what_a_plan_was_made_with_an_update_brings_anew(void **state)
+{
+    fixture *f = *state;
+    srv_batch next;
+    f->msg.q_lens = INTS(1);
+    f->msg.kv_lens = INTS(2);
+    f->table.block_ids = INTS(7);
+    f->msg.slots = INTS(29);
+    f->msg.positions = INTS(1);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    msg_plan_update update = {.kv_lens = INTS(3)};
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_INVALID_ARGUMENT);
+    assert_string_equal(f->err.text, "update.slots: the plan was made with slots");
+    update.slots = INTS(30);
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_INVALID_ARGUMENT);
+    assert_string_equal(f->err.text, "update.positions: the plan was made with positions");
+    update.positions = INTS(2);
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_OK);
+    assert_int_equal(next.slots[0], 30);
+}
+
 static void a_batch_larger_than_the_arena_is_refused(void **state)
 {
     fixture *f = *state;
-    msg_batch *batch = &f->request.msg.attend.batch;
+    msg_batch *batch = &f->msg;
     static int32_t ids[300000];
     f->group.max_kv_len = INT32_MAX;
     batch->q_lens = INTS(1);
@@ -310,6 +428,10 @@ int main(void)
         T_(a_shared_block_is_read_but_not_appended_to),
         T_(a_ring_may_overwrite_only_what_no_row_sees),
         T_(positions_are_not_negative),
+        T_(an_update_adds_the_new_blocks),
+        T_(an_update_may_shrink_a_sequence),
+        T_(an_update_is_checked_as_a_batch_is),
+        T_(what_a_plan_was_made_with_an_update_brings_anew),
         T_(a_batch_larger_than_the_arena_is_refused),
     };
     return cmocka_run_group_tests_name("srv_batch", tests, NULL, NULL);

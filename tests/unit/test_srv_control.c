@@ -45,7 +45,7 @@ typedef struct fixture {
     atomic_int n_filled;
     attnd_status fill_status;
     /* What the methods did. */
-    atomic_bool is_ready;
+    atomic_bool is_ready, config_is_broken;
     atomic_int n_drains, n_shutdowns;
 } fixture;
 
@@ -109,13 +109,20 @@ static void fill(srv_engine *engine, srv_event *event)
                                        .max_kv_len = 2147483647};
     static const srv_buffer_view buffer = {
         .handle = 12, .session = 7, .bytes = 4096, .n_in_use = 1, .freed = true};
+    static const srv_plan_view plan = {.handle = UINT64_MAX,
+                                       .model = UINT64_MAX - 1,
+                                       .session = 7,
+                                       .version = 41,
+                                       .n_seqs = 3,
+                                       .n_versions = 2};
     s->status = current->fill_status;
     if (s->status == ATTND_OK) {
         s->sessions = copy(&session, sizeof session);
         s->models = copy(&model, sizeof model);
         s->pools = copy(&pool, sizeof pool);
         s->buffers = copy(&buffer, sizeof buffer);
-        s->n_sessions = s->n_models = s->n_pools = s->n_buffers = 1;
+        s->plans = copy(&plan, sizeof plan);
+        s->n_sessions = s->n_models = s->n_pools = s->n_buffers = s->n_plans = 1;
         fill_layer(s);
     }
     current->n_filled++;
@@ -145,6 +152,16 @@ static bool is_ready(void *server, char why[128])
     fixture *f = server;
     snprintf(why, 128, "draining");
     return f->is_ready;
+}
+
+static attnd_status reload(void *server, srv_change_fn *each, void *arg, attnd_err *err)
+{
+    fixture *f = server;
+    if (f->config_is_broken)
+        return attnd_fail(err, ATTND_BAD_CONFIG, "attnd.json:3:5: log.slow = x: milliseconds");
+    each(arg, "log.slow", true, "1s", "5ms");
+    each(arg, "data.contexts", false, "72", "80");
+    return ATTND_OK;
 }
 
 static void drain(void *server)
@@ -194,6 +211,7 @@ static void *open_fixture(void)
                                  .snapshot_fill = fill,
                                  .server = f,
                                  .is_ready = is_ready,
+                                 .reload = reload,
                                  .drain = drain,
                                  .shutdown = leave};
     current = f;
@@ -750,7 +768,13 @@ static void discover_lists_every_method_with_its_parameters(void **state)
         assert_string_equal(text_at(cJSON_GetArrayItem(params, 0), "name"), "level");
         assert_string_equal(text_at(cJSON_GetArrayItem(params, 0), "type"), "text");
     }
-    assert_int_equal(n, 16);
+    int rows = 0;
+#define METHOD(id, name, command, ask, summary) rows++;
+#define PARAM(id, name, type, presence, summary)
+#include "daemon/methods.def"
+#undef METHOD
+#undef PARAM
+    assert_int_equal(n, rows);
     assert_int_equal(n_levels, 1);
     cJSON_Delete(json);
 }
@@ -818,6 +842,32 @@ static void stats_count_and_reset(void **state)
     srv_stats_gauge(SRV_GAUGE_buffer_bytes, -4096);
 }
 
+static void plans_are_listed_with_their_versions(void **state)
+{
+    assert_string_equal(
+        ask(*state, CALL("plans.list", "{}")),
+        "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"plans\":[{\"plan\":\"18446744073709551615\","
+        "\"model\":\"18446744073709551614\",\"session\":7,\"version\":41,\"n_seqs\":3,"
+        "\"n_versions\":2}]}}");
+}
+
+static void a_reload_lists_what_is_in_force_and_what_waits(void **state)
+{
+    fixture *f = *state;
+    assert_string_equal(
+        ask(f, CALL("config.reload", "{}")),
+        "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"applied\":[{\"key\":\"log.slow\",\"was\":"
+        "\"1s\",\"now\":\"5ms\"}],\"needs_restart\":[{\"key\":\"data.contexts\",\"was\":\"72\","
+        "\"now\":\"80\"}]}}");
+    f->config_is_broken = true;
+    assert_string_equal(
+        ask(f, CALL("config.reload", "{}")),
+        "{\"jsonrpc\":\"2.0\",\"id\":1,\"error\":{\"code\":-32000,\"message\":\"attnd.json:3:5: "
+        "log.slow = x: milliseconds\",\"data\":{\"code\":\"INVALID_ARGUMENT\",\"reason\":"
+        "\"BAD_CONFIG\",\"field\":\"\",\"hint\":\"log.slow = x: "
+        "milliseconds\"}}}");
+}
+
 static void config_and_log_level_tell_what_is_in_force(void **state)
 {
     fixture *f = *state;
@@ -837,7 +887,7 @@ static void config_and_log_level_tell_what_is_in_force(void **state)
     while (cfg_key_at((size_t)n))
         n++;
     assert_int_equal(cJSON_GetArraySize(all), n);
-    assert_string_equal(text_at(all, "device.slots"), "8");
+    assert_string_equal(text_at(all, "device.slots"), "64");
     cJSON_Delete(json);
 }
 
@@ -1096,6 +1146,8 @@ int main(void)
         SERVED(discover_lists_every_method_with_its_parameters),
         SERVED(lists_show_what_the_engine_owns_with_wide_numbers_as_strings),
         SERVED(stats_count_and_reset),
+        SERVED(plans_are_listed_with_their_versions),
+        SERVED(a_reload_lists_what_is_in_force_and_what_waits),
         SERVED(config_and_log_level_tell_what_is_in_force),
         SERVED(kernels_are_listed_with_what_they_serve),
         SERVED(explain_chooses_a_kernel_and_says_why_not_the_others),

@@ -96,6 +96,104 @@ static void a_long_text_is_cut_between_characters(void **state)
     }
 }
 
+/* How often line stands in text. */
+static size_t count(const char *text, const char *line)
+{
+    size_t n = 0;
+    for (const char *s = text; (s = strstr(s, line)); s += strlen(line))
+        n++;
+    return n;
+}
+
+/* Every test uses kinds of its own: a kind's second may still run. */
+static void a_flood_is_written_up_to_its_rate_and_the_rest_is_counted(void **state)
+{
+    srv_log_set_level("info");
+    srv_log_set_rate(3);
+    begin();
+    for (int i = 0; i < 1000; i++)
+        srv_log(SRV_INFO, "flood  request=%d", i);
+    srv_log(SRV_INFO, "other  request=1");
+    srv_log_flush(true);
+    const char *text = end();
+    assert_int_equal(count(text, "flood  request="), 3);
+    assert_int_equal(count(text, "other  request=1\n"), 1);
+    assert_int_equal(count(text, "warn  lines left out  n=997 kind=\"flood\" in_ms="), 1);
+    assert_int_equal(count(text, "left out"), 1);
+    srv_log_set_rate(0);
+}
+
+static void what_was_left_out_is_said_once_and_not_before_its_second_is_over(void **state)
+{
+    srv_log_set_level("info");
+    srv_log_set_rate(1);
+    begin();
+    srv_log(SRV_WARN, "burst  n=1");
+    srv_log(SRV_WARN, "burst  n=2");
+    srv_log_flush(false);
+    assert_string_equal(end(), "warn  burst  n=1\n");
+    usleep(1050000);
+    begin();
+    srv_log_flush(false);
+    srv_log_flush(false);
+    srv_log(SRV_WARN, "burst  n=3");
+    const char *text = end();
+    assert_int_equal(count(text, "lines left out  n=1 kind=\"burst\" in_ms="), 1);
+    assert_int_equal(count(text, "burst  n=3\n"), 1);
+    assert_int_equal(count(text, "\n"), 2);
+    srv_log_set_rate(0);
+}
+
+static void a_new_second_says_first_what_the_last_one_left_out(void **state)
+{
+    srv_log_set_level("info");
+    srv_log_set_rate(1);
+    begin();
+    srv_log(SRV_INFO, "again  n=1");
+    srv_log(SRV_INFO, "again  n=2");
+    usleep(1050000);
+    srv_log(SRV_INFO, "again  n=3");
+    const char *text = end(), *told = strstr(text, "warn  lines left out  n=1 kind=\"again\"");
+    assert_non_null(told);
+    assert_non_null(strstr(told, "info  again  n=3\n"));
+    assert_null(strstr(text, "n=2"));
+    srv_log_set_rate(0);
+}
+
+static void debug_lines_and_a_rate_of_0_leave_nothing_out(void **state)
+{
+    srv_log_set_level("debug");
+    srv_log_set_rate(1);
+    begin();
+    for (int i = 0; i < 10; i++)
+        srv_log(SRV_DEBUG, "every  n=%d", i);
+    srv_log_set_rate(0);
+    for (int i = 0; i < 10; i++)
+        srv_log(SRV_INFO, "all  n=%d", i);
+    srv_log_flush(true);
+    const char *text = end();
+    assert_int_equal(count(text, "every  n="), 10);
+    assert_int_equal(count(text, "all  n="), 10);
+    assert_int_equal(count(text, "\n"), 20);
+}
+
+static void more_kinds_than_there_is_room_for_share_one(void **state)
+{
+    srv_log_set_level("info");
+    srv_log_set_rate(1);
+    begin();
+    for (int i = 0; i < 200; i++)
+        srv_log(SRV_INFO, "kind%d  x=1", i);
+    srv_log_flush(true);
+    const char *text = end();
+    size_t n_written = count(text, "  x=1\n");
+    assert_in_range(n_written, 2, 64);
+    char told[64];
+    snprintf(told, sizeof told, "lines left out  n=%zu kind=\"others\"", 200 - n_written);
+    assert_int_equal(count(text, told), 1);
+    srv_log_set_rate(0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -104,6 +202,11 @@ int main(void)
         cmocka_unit_test(a_level_has_a_name_and_an_unknown_name_changes_nothing),
         cmocka_unit_test(a_text_cannot_forge_a_line_or_speak_to_the_terminal),
         cmocka_unit_test(a_long_text_is_cut_between_characters),
+        cmocka_unit_test(a_flood_is_written_up_to_its_rate_and_the_rest_is_counted),
+        cmocka_unit_test(what_was_left_out_is_said_once_and_not_before_its_second_is_over),
+        cmocka_unit_test(a_new_second_says_first_what_the_last_one_left_out),
+        cmocka_unit_test(debug_lines_and_a_rate_of_0_leave_nothing_out),
+        cmocka_unit_test(more_kinds_than_there_is_room_for_share_one),
     };
     return cmocka_run_group_tests_name("srv_log", tests, NULL, NULL);
 }

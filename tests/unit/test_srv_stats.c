@@ -180,6 +180,47 @@ static void no_count_is_lost_between_threads(void **state)
     assert_int_equal(srv_stats_counter(SRV_COUNT_requests), 4 * N);
 }
 
+static void a_curve_counts_what_lies_at_or_below_each_bound(void **state)
+{
+    static const uint64_t bounds[] = {1000, 50000, 1000000};
+    uint64_t upto[3];
+    const uint64_t values[] = {10, 500, 2000, 49000, 60000, 5000000};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        record(MSG_OP_attend, ATTND_OK, SRV_STAGE_TOTAL, values[i]);
+    srv_curve curve = srv_stats_op_curve(MSG_OP_attend, SRV_STAGE_TOTAL, bounds, 3, upto);
+    assert_int_equal(curve.count, 6);
+    assert_true(fabs(curve.sum - 5111510e-9) < 1e-12);
+    assert_int_equal(upto[0], 2);
+    assert_int_equal(upto[1], 4);
+    assert_int_equal(upto[2], 5);
+    curve = srv_stats_op_curve(MSG_OP_attend, SRV_STAGE_PLAN, bounds, 3, upto);
+    assert_int_equal(curve.count, 0);
+    assert_int_equal(upto[2], 0);
+}
+
+static void sizes_are_counted_exactly_at_their_bounds(void **state)
+{
+    uint64_t upto[SRV_N_SIZES];
+    assert_int_equal(srv_stats_size_bound(0), 1);
+    assert_int_equal(srv_stats_size_bound(1), 8);
+    assert_int_equal(srv_stats_size_bound(SRV_N_SIZES - 1), 16384);
+    srv_stats_batch(1, 16384);
+    srv_stats_batch(8, 16385);
+    srv_stats_batch(9, 2);
+    srv_curve rows = srv_stats_size_curve(SRV_SIZE_ROWS, upto);
+    assert_int_equal(rows.count, 3);
+    assert_true(rows.sum == 18);
+    assert_int_equal(upto[0], 1);
+    assert_int_equal(upto[1], 2);
+    assert_int_equal(upto[2], 3);
+    srv_curve tokens = srv_stats_size_curve(SRV_SIZE_TOKENS, upto);
+    assert_int_equal(tokens.count, 3);
+    assert_int_equal(upto[SRV_N_SIZES - 2], 1);
+    assert_int_equal(upto[SRV_N_SIZES - 1], 2);
+    srv_stats_reset();
+    assert_int_equal(srv_stats_size_curve(SRV_SIZE_TOKENS, upto).count, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +232,8 @@ int main(void)
         cmocka_unit_test_setup(nothing_recorded_is_all_zero, reset),
         cmocka_unit_test_setup(a_launch_counts_for_the_kernel_of_each_phase, reset),
         cmocka_unit_test_setup(a_kernel_of_both_phases_counts_once, reset),
+        cmocka_unit_test_setup(a_curve_counts_what_lies_at_or_below_each_bound, reset),
+        cmocka_unit_test_setup(sizes_are_counted_exactly_at_their_bounds, reset),
         cmocka_unit_test_setup(stages_have_the_names_of_the_source, reset),
         cmocka_unit_test_setup(no_count_is_lost_between_threads, reset),
     };

@@ -189,33 +189,44 @@ static void an_output_shares_no_bytes_with_itself(void **state)
     assert_int_equal(resolve(f, &t, want, false, &span), ATTND_OK); /* an input may repeat */
     f->buffer.n_in_use = 0;
     expect_refusal(f, &t, want, true, ATTND_BAD_TENSOR,
-                   "q.strides[0] = 0: elements of an output share no bytes");
+                   "q.strides = 0 and 32: elements of an output share no bytes");
     t.strides[0] = 32;
     t.strides[1] = 128; /* heads outside, tokens inside */
     assert_int_equal(resolve(f, &t, want, true, &span), ATTND_OK);
     t.strides[1] = 96;
     expect_refusal(f, &t, want, true, ATTND_BAD_TENSOR,
-                   "q.strides[0] = 32: elements of an output share no bytes");
+                   "q.strides = 32 and 96: elements of an output share no bytes");
+}
+
+/* Spans are sorted by the check: each case starts from a fresh list. */
+static attnd_status check_spans(fixture *f, uint64_t out_first, uint64_t lse_first,
+                                uint64_t lse_end)
+{
+    srv_span spans[] = {
+        {.field = "lse", .buffer = 1, .first = lse_first, .end = lse_end, .is_output = true},
+        {.field = "q", .buffer = 1, .first = 0, .end = 64},
+        {.field = "k", .buffer = 1, .first = 0, .end = 64},
+        {.field = "out", .buffer = 1, .first = out_first, .end = 128, .is_output = true},
+        {.field = "out", .buffer = 2, .first = 0, .end = 64, .is_output = true},
+        {.field = "out", .buffer = 2, .first = 0, .end = 64, .is_output = true}, /* a ring */
+    };
+    f->err = (attnd_err){.status = ATTND_OK};
+    return srv_spans_check(spans, sizeof spans / sizeof *spans, &f->err);
 }
 
 static void outputs_overlap_nothing(void **state)
 {
     fixture *f = *state;
-    srv_span spans[] = {
-        {.field = "q", .buffer = 1, .first = 0, .end = 64},
-        {.field = "k", .buffer = 1, .first = 0, .end = 64},
-        {.field = "out", .buffer = 1, .first = 64, .end = 128, .is_output = true},
-        {.field = "lse", .buffer = 2, .first = 0, .end = 64, .is_output = true},
-    };
-    assert_int_equal(srv_spans_check(spans, 4, &f->err), ATTND_OK);
-    spans[2].first = 63;
-    assert_int_equal(srv_spans_check(spans, 4, &f->err), ATTND_INVALID_ARGUMENT);
+    assert_int_equal(check_spans(f, 64, 128, 192), ATTND_OK);
+    assert_int_equal(check_spans(f, 63, 128, 192), ATTND_INVALID_ARGUMENT);
     assert_int_equal(f->err.reason, ATTND_BAD_TENSOR);
-    assert_string_equal(f->err.text, "out.offset = 63: its bytes up to 128 overlap q, 0 to 64");
-    spans[2].first = 64;
-    spans[3].buffer = 1;
-    spans[3].first = spans[3].end = 80; /* no bytes at all */
-    assert_int_equal(srv_spans_check(spans, 4, &f->err), ATTND_OK);
+    assert_string_equal(f->err.text, "out.offset = 63: its bytes up to 128 overlap k, 0 to 64");
+    assert_int_equal(check_spans(f, 64, 127, 192), ATTND_INVALID_ARGUMENT);
+    assert_string_equal(f->err.text,
+                        "lse.offset = 127: its bytes up to 192 overlap out, 64 to 128");
+    assert_int_equal(check_spans(f, 64, 32, 40), ATTND_INVALID_ARGUMENT);
+    assert_string_equal(f->err.text, "lse.offset = 32: its bytes up to 40 overlap k, 0 to 64");
+    assert_int_equal(check_spans(f, 64, 80, 80), ATTND_OK); /* no bytes at all */
 }
 
 static void integers_in_a_buffer_are_copied(void **state)
@@ -232,23 +243,27 @@ static void integers_in_a_buffer_are_copied(void **state)
                              .shape = {3}}};
     const int32_t *out;
     int64_t n;
-    assert_int_equal(srv_ints_copy(&f->request, &ints, "kv_lens", 3, 8, &out, &n, &f->err),
-                     ATTND_OK);
+    assert_int_equal(
+        srv_ints_copy(&f->request, &f->request.arena, &ints, "kv_lens", 3, 8, &out, &n, &f->err),
+        ATTND_OK);
     memset(f->memory, 0xff, BYTES);
     assert_int_equal(n, 3);
     assert_memory_equal(out, values, sizeof values);
     ints.ref.shape[0] = (uint64_t)1 << 40;
-    assert_int_equal(srv_ints_copy(&f->request, &ints, "kv_lens", -1, 8, &out, &n, &f->err),
-                     ATTND_INVALID_ARGUMENT);
+    assert_int_equal(
+        srv_ints_copy(&f->request, &f->request.arena, &ints, "kv_lens", -1, 8, &out, &n, &f->err),
+        ATTND_INVALID_ARGUMENT);
     assert_string_equal(f->err.text, "kv_lens = 1099511627776 entries: at most 8");
     ints.ref.shape[0] = 2000;
-    assert_int_equal(srv_ints_copy(&f->request, &ints, "kv_lens", -1, 8000, &out, &n, &f->err),
+    assert_int_equal(srv_ints_copy(&f->request, &f->request.arena, &ints, "kv_lens", -1, 8000, &out,
+                                   &n, &f->err),
                      ATTND_INVALID_ARGUMENT);
     assert_string_equal(f->err.text,
                         "kv_lens.ref.offset = 8: the tensor ends outside its buffer of 4096 bytes");
     ints.ref.dtype = ATTND_DTYPE_F32;
-    assert_int_equal(srv_ints_copy(&f->request, &ints, "kv_lens", -1, 8, &out, &n, &f->err),
-                     ATTND_INVALID_ARGUMENT);
+    assert_int_equal(
+        srv_ints_copy(&f->request, &f->request.arena, &ints, "kv_lens", -1, 8, &out, &n, &f->err),
+        ATTND_INVALID_ARGUMENT);
     assert_string_equal(f->err.text, "kv_lens.ref.dtype = f32: i32");
 }
 
