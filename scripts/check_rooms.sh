@@ -10,7 +10,8 @@ stray() {
     strays=$((strays + 1))
 }
 
-sources=$(git ls-files -co --exclude-standard -- '*.c' '*.h' '*.cu' '*.cuh')
+# An unpacked archive has no git but a list of its files.
+sources=$({ sed 1d .dist || git ls-files -co --exclude-standard; } 2>/dev/null | grep -E '\.(c|h|cu|cuh)$')
 
 # folder (a regex of paths): what its files may include from this tree (a regex of paths). The first line
 # that matches a file counts.
@@ -21,7 +22,7 @@ includes='
 ^kvcache/                   ^(proto/(types|err)\.h|kvcache/.*)$
 ^kernels/                   ^(proto/(types|err)\.h|kernels/.*)$
 ^tests/oracle/              ^(proto/(types|err)\.h|tests/oracle/.*)$
-^daemon/attnctl\.c$         ^(proto/.*|tests/oracle/.*|.*\.def)$
+^daemon/attnctl             ^(proto/.*|tests/oracle/.*|daemon/attnctl[a-z_]*\.h|.*\.def)$
 ^daemon/                    ^(proto|config|kvcache|kernels|daemon)/.*$|^attnd\.pb-c\.h$
 ^tests/                     .
 '
@@ -29,10 +30,10 @@ includes='
 # library: names that speak it, and the files that may.
 speakers='
 libuv       \buv_[a-z]                                          ^daemon/
-nng         \bnng_[a-z]                                         ^(daemon/receive\.c|proto/client/client\.c)
+nng         \bnng_[a-z]                                         ^proto/client/client\.c
 microhttpd  \bMHD_                                              ^daemon/http\.c
 protobuf-c  \b([Aa]ttnd__[Vv]1__|protobuf_c_|ProtobufC)         ^(proto/(decode|encode)\.c|daemon/fds\.c|proto/client/)
-cJSON       \bcJSON                                             ^(config/|daemon/(control[a-z_]*\.[ch]|attnctl\.c)|tests/)
+cJSON       \bcJSON                                             ^(config/|daemon/(control|attnctl)[a-z_]*\.[ch]|tests/)
 cuda        \b(cuda[A-Z][A-Za-z]*|cu[A-Z][a-z]+[A-Za-z]*) *\(   ^(kernels/cuda/|proto/client/buffer\.c)
 intrinsics  \b_mm(256|512)?_                                    ^kernels/cpu/
 '

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The first minute: a daemon of its own, a real (tiny) model whose attention it computes, its
-# numbers, a clean stop. Nothing is installed and nothing is left behind.
+# The first minute: a daemon of its own, a real (tiny) model whose attention it computes, its numbers, a
+# clean stop. Nothing is installed and nothing is left behind. With ATTND_DEMO=smollm2 (make demo
+# MODEL=smollm2) a larger one, fetched once into build/smollm2, answers $QUESTION.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -9,6 +10,16 @@ python=${PYTHON:-/usr/bin/python3}
 home=$(mktemp -d "${TMPDIR:-/tmp}/attnd-demo.XXXXXX")
 run=$home/run
 daemon=
+model=${ATTND_DEMO:-austen}
+
+case $model in
+austen) ;;
+smollm2) "$root/scripts/fetch_smollm2.sh" "$root/build/smollm2" ;;
+*)
+    echo "demo: MODEL = $model: austen or smollm2" >&2
+    exit 64
+    ;;
+esac
 
 cleanup() {
     if [ -n "$daemon" ]; then
@@ -40,12 +51,26 @@ done
 "$ATTND_BUILD/bin/attnctl" --socket "$run/control" ready >/dev/null || give_up "attnd is not ready"
 echo "   It is ready: process $daemon, with the sockets data, buf and control in that directory."
 
-say "A Llama of 1 million parameters, trained on Jane Austen, continues three prompts as one batch."
-echo "   The model runs in Python (numpy); all its attention, KV cache included, runs in attnd."
-echo
-"$python" "$root/scripts/generate.py" --runtime-dir "$run" --dtype f16 --stats \
-    --model "$root/tests/data/austen1m.bf16.bin" \
-    --prompt "It is a truth universally" --prompt "Mr. Darcy was" --prompt "She could not help"
+austen() {
+    say "A Llama of 1 million parameters, trained on Jane Austen, continues three prompts as one batch."
+    echo "   The model runs in Python (numpy); all its attention, KV cache included, runs in attnd."
+    echo
+    "$python" "$root/scripts/generate.py" --runtime-dir "$run" --dtype f16 --stats \
+        --model "$root/tests/data/austen1m.bf16.bin" \
+        --prompt "It is a truth universally" --prompt "Mr. Darcy was" --prompt "She could not help"
+}
+
+smollm2() {
+    local question=${QUESTION:-Why is the sky blue? Answer in two sentences.}
+    say "SmolLM2, a Llama of 135 million parameters and 30 layers, is asked: $question"
+    echo "   The model runs in Python (numpy); all its attention, KV cache included, runs in attnd."
+    echo
+    "$python" "$root/scripts/generate.py" --runtime-dir "$run" --dtype f16 --stats --chat \
+        --model "$root/build/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" \
+        --tokens 128 --prompt "$question"
+}
+
+"$model"
 
 say "What the daemon counted (from attnctl stats, which also has the times of every op and kernel)"
 "$ATTND_BUILD/bin/attnctl" --socket "$run/control" stats >"$home/stats"

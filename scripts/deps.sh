@@ -6,7 +6,7 @@ set -euo pipefail
 packages=(
     gcc libc6-dev make git pkg-config
     libuv1-dev libnng-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler libcjson-dev
-    libcmocka-dev uthash-dev
+    libcmocka-dev uthash-dev libmicrohttpd-dev scdoc
     python3 python3-numpy python3-protobuf
     socat jq
 )

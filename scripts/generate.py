@@ -8,7 +8,9 @@ pool whose blocks this program hands out, in shuffled order. --attention local c
 here instead, without attnd and without its code, rounding q, k, v and the output to the same dtype:
 the tokens must be the same.
 
-Models: austen1m (tests/data) and llama2.c's version 0 (stories260K.bin with tok512.bin beside it).
+Models: austen1m (tests/data), llama2.c's version 0 (stories260K.bin with tok512.bin beside it), and
+Llamas in GGUF files whose classifier is their embedding (SmolLM2; scripts/gguf_model.py). With --chat a
+prompt is a question to an instructed model, and the text ends with its answer.
 """
 
 import argparse
@@ -24,10 +26,12 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.environ.get("ATTND_BUILD", os.path.join(ROOT, "build", "release"))
 sys.path.append(os.path.join(BUILD, "python"))  # behind an installed one
+sys.path.append(os.path.join(ROOT, "scripts"))
 try:
     import attnd
 except ImportError as missing:
     attnd, NO_ATTND = None, missing  # --attention local does without
+import gguf_model
 
 BLOCK_SIZE = 16  # tokens
 
@@ -52,9 +56,14 @@ class Config:
 AUSTEN_MAGIC = 0x314D4C54  # "TLM1"
 
 
-def load(path, tokenizer=None):
-    """(Config, weights, tokenizer) of a model file; ValueError for a file that is none."""
+def load(path, tokenizer=None, progress=None):
+    """(Config, weights, tokenizer) of a model file; ValueError for a file that is none.
+    progress(done, of) is called while a large one is read."""
     with open(path, "rb") as file:
+        if file.read(4) == b"GGUF":
+            settings, weights, pieces = gguf_model.llama(path, progress)
+            return Config(**settings), weights, pieces
+        file.seek(0)
         data = file.read()
     head = struct.unpack_from("<9i", data.ljust(36, b"\0"))
     if head[0] == AUSTEN_MAGIC:
@@ -451,6 +460,9 @@ def parse(argv):
     parser.add_argument(
         "--rope", choices=("attnd", "client"), default="attnd", help="who rotates q and k"
     )
+    parser.add_argument(
+        "--chat", action="store_true", help="prompts are questions to an instructed model"
+    )
     parser.add_argument("--runtime-dir", metavar="DIR", help="of attnd's sockets")
     parser.add_argument("--stats", action="store_true", help="where the time went")
     args = parser.parse_args(argv)
@@ -459,21 +471,34 @@ def parse(argv):
     return args
 
 
+def show_progress(done, of):
+    if sys.stderr.isatty() or done == of:
+        end = "\n" if done == of else ""
+        print(f"\rloading: {done} of {of} layers", end=end, file=sys.stderr, flush=True)
+
+
 def run(args):
-    config, weights, tokenizer = load(args.model, args.tokenizer)
+    config, weights, tokenizer = load(args.model, args.tokenizer, show_progress)
     texts = args.prompt or [""]
-    prompts = [tokenizer.encode(text) for text in texts]
+    if args.chat and not hasattr(tokenizer, "chat"):
+        raise ValueError("chat = this model: it is not instructed, it goes on with a text")
+    prompts = [tokenizer.chat(text) if args.chat else tokenizer.encode(text) for text in texts]
     attention = open_attention(
         args.attention, config, args.dtype, args.rope, prompts, args.tokens, args.runtime_dir
     )
     try:
-        printer = Printer(texts, sys.stdout)
+        printer = Printer(["" if args.chat else text for text in texts], sys.stdout)
         previous = [prompt[-1] for prompt in prompts]
+        speaks = [True] * len(prompts)
         times = [time.perf_counter()]
         for step in generate(config, weights, attention, prompts, args.tokens):
             times.append(time.perf_counter())
             for i, token in enumerate(step):
-                printer.add(i, tokenizer.decode(token, previous[i]))
+                speaks[i] = speaks[i] and not (args.chat and token == tokenizer.eos)
+                if speaks[i]:
+                    printer.add(i, tokenizer.decode(token, previous[i]))
+            if not any(speaks):
+                break
             previous = step
         printer.end()
         report(args, attention, prompts, times)
@@ -482,7 +507,8 @@ def run(args):
 
 
 def report(args, attention, prompts, times):
-    n, seconds = args.tokens * len(prompts), times[-1] - times[0]
+    n_steps = len(times) - 1
+    n, seconds = n_steps * len(prompts), times[-1] - times[0]
     print(
         f"{n} tokens in {seconds:.2f} s, {n / seconds:.0f} tokens/s; attention: {attention.name}, "
         f"{args.dtype}",
@@ -494,9 +520,9 @@ def report(args, attention, prompts, times):
         f"prefill: {sum(map(len, prompts))} tokens in {(times[1] - times[0]) * 1e3:.1f} ms",
         file=sys.stderr,
     )
-    if args.tokens > 1:
+    if n_steps > 1:
         print(
-            f"decode: {(times[-1] - times[1]) / (args.tokens - 1) * 1e3:.2f} ms a step of "
+            f"decode: {(times[-1] - times[1]) / (n_steps - 1) * 1e3:.2f} ms a step of "
             f"{len(prompts)} sequences",
             file=sys.stderr,
         )

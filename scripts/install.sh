@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make install: what was built in $B goes under $DESTDIR$PREFIX. A config file that is there is kept. Needs
-# nothing but coreutils, and Python to know where its packages go.
+# nothing but coreutils and sed, and Python to know where its packages go.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -55,9 +55,18 @@ if [ -e "${DESTDIR:-}$etc/attnd/attnd.json" ]; then
 else
     put 644 "${DESTDIR:-}$etc/attnd" config/attnd.json
 fi
-if [ -d config/presets ]; then
-    put 644 "$root/share/attnd/presets" config/presets/*
-fi
+put 644 "$root/share/attnd/presets" config/presets/*
+for page in "$B"/man/*; do
+    [ ! -e "$page" ] || put 644 "$root/share/man/man${page##*.}" "$page"
+done
+[ -e "$B/man/attnd.8" ] || echo "install: no manual pages, they were not built"
+completions=$root/share/bash-completion/completions
+install -d "$completions"
+"$B/bin/attnctl" completion bash > "$completions/attnctl"
+chmod 644 "$completions/attnctl"
+install -d "$root/lib/systemd/system"
+sed -e "s,@PREFIX@,$PREFIX,g" -e "s,@ETC@,$etc,g" scripts/attnd.service > "$root/lib/systemd/system/attnd.service"
+chmod 644 "$root/lib/systemd/system/attnd.service"
 
 [ -n "${DESTDIR:-}" ] || ldconfig 2>/dev/null || true
 echo "install: attnd $VERSION in ${DESTDIR:-}$PREFIX, its Python package in ${DESTDIR:-}$packages"

@@ -9,8 +9,16 @@ jobs=$(nproc)
 failed=()
 defines=(-D_GNU_SOURCE '-DATTND_VERSION="0"' '-DATTND_COMMIT="0"')
 
-mapfile -t sources < <(git ls-files -co --exclude-standard -- ${LINT:-'*.c'} | grep '\.c$')
-mapfile -t all < <(git ls-files -co --exclude-standard -- ${LINT:-'*.c' '*.h'})
+# An unpacked archive has no git but a list of its files.
+files() {
+    if [ -n "${LINT:-}" ]; then
+        printf '%s\n' $LINT
+    else
+        { sed 1d .dist || git ls-files -co --exclude-standard; } 2>/dev/null
+    fi
+}
+mapfile -t sources < <(files | grep '\.c$')
+mapfile -t all < <(files | grep '\.[ch]$')
 
 has() {
     command -v "$1" >/dev/null && return

@@ -27,7 +27,7 @@ int main(int argc, char **argv)
         return 0;
     size_t bytes = (size_t)N_BLOCKS * BLOCK;
     char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    const char **blocks = malloc(N_BLOCKS * sizeof *blocks);
+    const char **blocks = calloc(N_BLOCKS, sizeof *blocks);
     if (memory == MAP_FAILED || !blocks) {
         fprintf(stderr, "ceilings: no memory for %zu bytes\n", bytes);
         return 1;

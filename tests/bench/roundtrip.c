@@ -2,6 +2,7 @@
  *
  * Both servers are processes of their own on ipc sockets; rounds alternate between them, so that
  * whatever else the machine does hits both. Prints p50 and p99 in microseconds and their ratio.
+ * `roundtrip echo URL` is the bare echo alone, for tests.
  */
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/rep.h>
@@ -128,8 +129,10 @@ static pid_t start(const char *binary, const char *dir)
     _exit(127);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 3 && !strcmp(argv[1], "echo"))
+        run_echo(argv[2]);
     static peer attnd, echo;
     char dir[] = "/tmp/attnd-bench-XXXXXX", url[128], binary[512];
     const char *build = getenv("ATTND_BUILD");

@@ -16,7 +16,10 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("ATTND_BUILD") or os.path.join(ROOT, "build", "release")
-sys.path[:0] = [os.path.join(BUILD, "python"), os.path.join(ROOT, "tests", "support")]
+sys.path[:0] = [
+    os.path.join(BUILD, "python"),
+    *(os.path.join(ROOT, "tests", folder) for folder in ("support", "e2e", "soak")),
+]
 
 import attnd
 import tap
@@ -36,6 +39,7 @@ class Daemon:
         self.dir = os.path.join(self._home, "run")
         self._log = os.path.join(self._home, "log")
         self._ids = itertools.count(1)
+        self._keeper = keeper
         command = [os.path.join(BUILD, "bin", "attnd"), f"--runtime.dir={self.dir}", *flags]
         if not keeper:
             command.append("--no-keeper")
@@ -92,9 +96,27 @@ class Daemon:
         """SIGTERM; the exit code. AssertionError when it does not end in time."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(seconds)
+            code = self.process.wait(seconds)
+            if code:
+                print("\n".join(f"# {line}" for line in self.log().splitlines()))
+            return code
         except subprocess.TimeoutExpired:
             raise AssertionError(f"attnd does not end after SIGTERM:\n{self.log()}") from None
+
+    def gauge(self, name):
+        return int(self.rpc("stats.get")["gauges"][name])
+
+    def counter(self, name):
+        return int(self.rpc("stats.get")["counters"][name])
+
+    def engine(self):
+        """Pid of the engine process; None while the keeper has none."""
+        pid = self.process.pid
+        if not self._keeper:
+            return pid
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            children = file.read().split()
+        return int(children[0]) if children else None
 
     def kill(self):
         self.process.kill()

@@ -2,11 +2,13 @@
 
 import json
 import os
+import pty
 import re
 import socket
 import subprocess
 import tempfile
 import threading
+import time
 
 from support import BUILD, Daemon, attnd
 
@@ -56,7 +58,7 @@ def help_lists_every_command_and_each_has_help_of_its_own():
     listed = commands()
     for name in (
         "methods ping ready info drain shutdown stats models pools sessions buffers kernels "
-        "explain config log-level call version"
+        "plans explain config reload log-level top call completion version"
     ).split():
         assert name in listed, name
     for name in listed:
@@ -71,11 +73,15 @@ def every_command_answers_in_both_forms():
         extra = {
             "explain": ["--n_heads", "8", "--head_dim", "64", "--kv_len", "100"],
             "call": ["server.ping"],
+            "top": ["--interval", "0.01", "--count", "1"],
+            "completion": ["bash"],
         }
         for name in commands():
             if name in ("drain", "shutdown"):
                 continue
             assert ok(daemon, name, *extra.get(name, []))
+            if name == "completion":
+                continue  # Bash reads it, nobody else.
             for line in ok(daemon, "--json", name, *extra.get(name, [])).splitlines():
                 assert isinstance(json.loads(line), dict), line
 
@@ -114,6 +120,191 @@ def stats_are_tables_and_reset_sets_them_to_zero():
         assert isinstance(stats["counters"]["received_bytes"], str)
         tap.equal(json.loads(ok(daemon, "--json", "stats", "--reset")), {"reset": True})
         tap.equal(json.loads(ok(daemon, "--json", "stats"))["counters"]["sessions_opened"], 0)
+
+
+@tap.test
+def stats_watched_come_as_often_as_asked():
+    with Daemon() as daemon, attnd.Client(daemon.dir) as client:
+        for words in (["--watch=0.05"], ["--watch", "0.05"]):
+            out = ok(daemon, "stats", *words, "--count", "3")
+            tap.equal(len(re.findall(r"^counters$", out, re.M)), 3)
+            assert "\x1b" not in out, "plain when not a terminal"
+        lines = ok(daemon, "--json", "stats", "--watch=0.05", "--count=2").splitlines()
+        tap.equal(len(lines), 2)
+        first, second = (json.loads(line)["counters"]["requests"] for line in lines)
+        assert second >= first >= 1
+        begin = time.monotonic()
+        ok(daemon, "stats", "--watch", "--count", "2")
+        assert time.monotonic() - begin >= 1
+        client.ping()
+
+
+@tap.test
+def a_watch_ends_when_the_daemon_does():
+    with Daemon() as daemon:
+        watch = subprocess.Popen(
+            [os.path.join(BUILD, "bin", "attnctl"), "--dir", daemon.dir, "stats", "--watch=0.05"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        tap.equal(watch.stdout.readline(), b"counters\n")
+        tap.equal(daemon.stop(), 0)
+        tap.equal(watch.wait(20), NO_DAEMON)
+        assert b"the daemon hung up" in watch.stderr.read()
+        watch.stdout.close()
+        watch.stderr.close()
+
+
+@tap.test
+def top_shows_rates_of_what_happens_between_two_looks():
+    with Daemon() as daemon, attnd.Client(daemon.dir, name="busy") as client:
+        done = threading.Event()
+        counts = [0]
+
+        def ping():
+            model = client.open_model(
+                {
+                    "layers": [{"n_heads": 1, "head_dim": 4}],
+                    "groups": [{"block_size": 16, "kv_dtype": "f32", "n_blocks": 2}],
+                }
+            )
+            buffer = client.create_buffer(4096)
+            q, k, v, out = (buffer.view("f32", (1, 1, 4), offset=64 * i) for i in range(4))
+            while not done.is_set():
+                client.attend(
+                    model, 0, q=q, k=k, v=v, out=out, q_lens=[1], kv_lens=[1], tables=[[0]]
+                )
+                counts[0] += 1
+
+        thread = threading.Thread(target=ping)
+        thread.start()
+        try:
+            tap.until(lambda: counts[0] > 10, "the client works")
+            (line,) = ok(daemon, "--json", "top", "--interval=0.3", "--count=1").splitlines()
+            text = ok(daemon, "top", "--interval", "0.1", "--count", "2")
+        finally:
+            done.set()
+            thread.join()
+        view = json.loads(line)
+        assert 0.3 <= view["interval_s"] < 10, view
+        rates = view["rates"]
+        (attends,) = [op for op in view["ops"] if op["op"] == "attend"]
+        (kernel,) = view["kernels"]
+        (session,) = view["sessions"]
+        tap.equal(session["client"], "busy")
+        # Counters are read one after the other, the work goes on meanwhile.
+        for rate in (rates["query_tokens"], attends["per_s"], kernel["per_s"], session["per_s"]):
+            assert rate > 0 and abs(rate - rates["requests"]) < 0.5 * rates["requests"], view
+        tap.equal(attends["refused_per_s"], 0)
+        assert 0 < attends["mean_us"] < 1e6 * view["interval_s"]
+        assert 0 < kernel["busy"] <= 8
+        tap.equal(view["gauges"]["models"], 1)
+        tap.equal(len(re.findall(r"^attnd \S+  cpu \w+  \d+ threads  ready  up \d+ s$", text, re.M)), 2)
+        assert re.search(r"^requests/s \d+(\.\d+)?  refused/s 0  query_tokens/s ", text, re.M), text
+        assert re.search(r"^op +per_s +refused_per_s +mean_us +p50_us +p99_us$", text, re.M), text
+        assert "\x1b" not in text, "plain when not a terminal"
+
+
+@tap.test
+def top_of_an_idle_daemon_says_that_nothing_happens():
+    with Daemon() as daemon:
+        out = ok(daemon, "top", "--interval=0.05", "--count=1")
+        tap.equal(out.count("requests/s 0  "), 1)
+        assert out.endswith("\n\nno ops\n\nno kernels\n\nno sessions\n"), out
+
+
+@tap.test
+def top_lives_on_a_terminal():
+    master, slave = pty.openpty()
+    with Daemon() as daemon:
+        code = subprocess.run(
+            [os.path.join(BUILD, "bin", "attnctl"), "--dir", daemon.dir, "top", "--interval=0.05",
+             "--count=2"],
+            stdin=subprocess.DEVNULL, stdout=slave, timeout=60,
+        ).returncode
+    os.close(slave)
+    text = os.read(master, 1 << 16).decode()
+    os.close(master)
+    tap.equal(code, OK)
+    assert text.startswith("\x1b[H\x1b[2Jattnd "), repr(text)
+
+
+@tap.test
+def flags_of_watch_and_top_are_checked():
+    for words, text in (
+        (["stats", "--count", "2"], "--count = 2: goes with --watch"),
+        (["stats", "--watch=0"], "--watch = 0: seconds, more than 0 and at most 86400"),
+        (["stats", "--watch", "often"], "--watch = often: seconds, more than 0 and at most 86400"),
+        (["stats", "--watch", "--reset"], "--reset = given: not with --watch"),
+        (["stats", "--watch", "1", "2"], "2: stats takes no more arguments"),
+        (["top", "--interval", "-1"], "--interval = -1: seconds, more than 0 and at most 86400"),
+        (["top", "--count", "0"], "--count = 0: how often, 1 .. 999999999"),
+        (["top", "--count", "2x"], "--count = 2x: how often, 1 .. 999999999"),
+        (["completion"], "completion = absent: bash"),
+        (["completion", "zsh"], "completion = zsh: bash"),
+        (["completion", "bash", "more"], "more: completion takes no more arguments"),
+    ):
+        tap.equal(attnctl(*words), (USAGE, "", f"attnctl: {text}; see attnctl --help\n"))
+
+
+@tap.test
+def plans_show_what_clients_keep():
+    with Daemon() as daemon:
+        tap.equal(ok(daemon, "plans"), "no plans\n")
+        tap.equal(ok(daemon, "--json", "plans"), "")
+
+
+@tap.test
+def reload_says_what_changed():
+    with tempfile.TemporaryDirectory() as home:
+        path = os.path.join(home, "attnd.json")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("{}")
+        with Daemon("--config", path) as daemon:
+            tap.equal(ok(daemon, "reload"), "applied  nothing\nneeds_restart  nothing\n")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write('{"log": {"slow": "5ms"}, "data": {"contexts": 80}}')
+            tap.equal(
+                ok(daemon, "reload"),
+                "applied\n  key       was  now\n  log.slow  1s   5ms\n"
+                "needs_restart\n  key            was  now\n  data.contexts   72   80\n",
+            )
+            with open(path, "w", encoding="utf-8") as file:
+                file.write("{")
+            code, out, err = attnctl("--dir", daemon.dir, "reload")
+            tap.equal((code, out), (REFUSED, ""))
+            assert err.endswith(f"{path}:1:2: the file ends: JSON that is closed\n"), err
+
+
+def completions(*words):
+    """What bash offers for the last word."""
+    script = (
+        'source <("$0" completion bash)\n'
+        'COMP_WORDS=(attnctl "$@")\n'
+        "COMP_CWORD=$#\n"
+        "_attnctl\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, os.path.join(BUILD, "bin", "attnctl"), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
+    )
+    return done.stdout.decode().split()
+
+
+@tap.test
+def bash_completes_commands_and_their_flags():
+    tap.equal(completions("st"), ["stats"])
+    offered = completions("")
+    for name in commands():
+        assert name in offered, name
+    tap.equal(completions("stats", "--w"), ["--watch"])
+    tap.equal(completions("--dir", "x", "stats", "--r"), ["--reset"])
+    tap.equal(completions("explain", "--kv_l"), ["--kv_lens", "--kv_len"])
+    tap.equal(completions("log-level", "d"), ["debug"])
+    tap.equal(completions("call", "kernels.e"), ["kernels.explain"])
+    tap.equal(completions("completion", "b"), ["bash"])
+    tap.equal(completions("top", "--count", ""), [])
 
 
 @tap.test
@@ -200,7 +391,7 @@ def call_reaches_any_method():
     with Daemon() as daemon:
         tap.equal(
             ok(daemon, "call", "config.get", '{"key": "device.slots"}'),
-            '{"config":{"device.slots":"8"}}\n',
+            '{"config":{"device.slots":"64"}}\n',
         )
         code, _, err = attnctl("--dir", daemon.dir, "call", "server.pong")
         tap.equal(code, REFUSED)

@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -222,7 +224,7 @@ static void a_prefill_and_decode_steps_attend(void **state)
     attnd_table table;
     attnd_err err = {0};
     attnd_attend_request request = request_of(&s, 0, 30, lens, &table);
-    attnd_timing timing = {0, UINT64_MAX};
+    attnd_timing timing = {.device_us = UINT64_MAX};
     attnd_attend(client, &request, 0, &timing, &err);
     assert_string_equal(err.text, "");
     assert_true(timing.device_us < 20000000);
@@ -295,6 +297,199 @@ static void refusals_name_the_value_and_change_nothing(void **state)
     request.model = model;
     assert_int_equal(attnd_attend(client, &request, 0, NULL, &err), ATTND_OK);
     assert_right(&s, 0, 20);
+    attnd_close(client);
+}
+
+/* ---- Plans, steps, merging ---- */
+
+static void a_plan_serves_attends_and_steps_with_updates(void **state)
+{
+    attnd_client *client = connected(*state);
+    uint64_t model = opened_model(client);
+    sequence s = made_sequence(client, model, 7, 5);
+    int32_t lens[2];
+    attnd_table table;
+    attnd_plan plan;
+    attnd_err err = {0};
+    attnd_attend_request request = request_of(&s, 0, 30, lens, &table);
+    attnd_create_plan(client, model, &request.batch, false, 0, &plan, &err);
+    assert_string_equal(err.text, "");
+    assert_int_equal(plan.version, 1);
+    request.plan = plan.plan;
+    request.batch = (attnd_batch){.n_contexts = 99};
+    attnd_attend(client, &request, 0, NULL, &err);
+    assert_string_equal(err.text, "");
+    assert_right(&s, 0, 30);
+
+    for (int t = 30; t < 36; t++) {
+        const int32_t one = 1, kv_len = t + 1;
+        const attnd_table appended = {.block_ids = {.values = &s.blocks[t / BLOCK], .n = 1}};
+        const attnd_plan_update update = {.version = plan.version,
+                                          .q_lens = {.values = &one, .n = 1},
+                                          .kv_lens = {.values = &kv_len, .n = 1},
+                                          .appended = &appended,
+                                          .n_appended = t % BLOCK == 0};
+        request = request_of(&s, t, t + 1, lens, &table);
+        const attnd_step_request step = {.plan = plan.plan,
+                                         .update = &update,
+                                         .first_layer = 1,
+                                         .n_layers = 1,
+                                         .q = {.first = request.q},
+                                         .k = {.first = request.k},
+                                         .v = {.first = request.v},
+                                         .out = {.first = request.out}};
+        attnd_timing timing;
+        attnd_step(client, &step, 0, &timing, &err);
+        assert_string_equal(err.text, "");
+        assert_int_equal(timing.version, plan.version + 1);
+        plan.version = timing.version;
+        assert_right(&s, t, t + 1);
+    }
+    const attnd_plan_update stale = {.version = 1};
+    uint64_t version = 0;
+    assert_int_equal(attnd_update_plan(client, plan.plan, &stale, 0, &version, &err),
+                     ATTND_FAILED_PRECONDITION);
+    assert_int_equal(err.reason, ATTND_STALE);
+    assert_int_equal(attnd_err_field_len(&err), strlen("update.version"));
+    assert_int_equal(attnd_drop_plan(client, plan.plan, 0, &err), ATTND_OK);
+    assert_int_equal(attnd_drop_plan(client, plan.plan, 0, &err), ATTND_NOT_FOUND);
+    assert_int_equal(err.reason, ATTND_NO_SUCH_HANDLE);
+    attnd_close(client);
+}
+
+static void two_halves_of_the_keys_merge_to_the_whole(void **state)
+{
+    enum { ROWS = BLOCK, N = ROWS * HEADS };
+    attnd_client *client = connected(*state);
+    uint64_t model = opened_model(client);
+    sequence s = made_sequence(client, model, 0, 6);
+    int32_t lens[2];
+    attnd_table table;
+    attnd_err err = {0};
+    attnd_attend_request request = request_of(&s, 0, 2 * BLOCK, lens, &table);
+    attnd_attend(client, &request, 0, NULL, &err);
+    assert_string_equal(err.text, "");
+
+    /* The first rows over block 0, block 1 and both, nothing appended, everything seen. */
+    attnd_buffer *buffer;
+    attnd_create_buffer(client, 4 * (N * DIM + N) * sizeof(float), 0, &buffer, &err);
+    float *floats = attnd_buffer_data(buffer);
+    attnd_partial parts[4];
+    for (int i = 0; i < 4; i++) {
+        uint64_t out = (uint64_t)i * (N * DIM + N) * sizeof(float);
+        parts[i] = (attnd_partial){
+            .out = {buffer, out, ATTND_DTYPE_F32, 3, {ROWS, HEADS, DIM}, 0, {0}},
+            .lse =
+                {buffer, out + N * DIM * sizeof(float), ATTND_DTYPE_F32, 2, {ROWS, HEADS}, 0, {0}},
+        };
+        if (i == 3)
+            break;
+        int32_t q_len = ROWS, kv_len = i == 2 ? 2 * BLOCK : BLOCK;
+        attnd_table part = {.block_ids = {.values = &s.blocks[i % 2], .n = i == 2 ? 2 : 1}};
+        attnd_attend_request ask = {.model = model,
+                                    .layer = 1,
+                                    .batch = {.n_contexts = 1,
+                                              .q_lens = {.values = &q_len, .n = 1},
+                                              .kv_lens = {.values = &kv_len, .n = 1},
+                                              .tables = &part,
+                                              .n_tables = 1,
+                                              .mask = ATTND_MASK_FULL},
+                                    .q = tensor_of(&s, s.q, ROWS, HEADS),
+                                    .out = parts[i].out,
+                                    .lse = parts[i].lse};
+        attnd_attend(client, &ask, 0, NULL, &err);
+        assert_string_equal(err.text, "");
+    }
+    const attnd_merge_request merge = {
+        .partials = parts, .n_partials = 2, .out = parts[3].out, .lse = parts[3].lse};
+    attnd_timing timing = {.device_us = UINT64_MAX, .version = 1};
+    attnd_merge(client, &merge, 0, &timing, &err);
+    assert_string_equal(err.text, "");
+    assert_true(timing.device_us < 20000000);
+    assert_int_equal(timing.version, 0);
+    const float *whole = floats + 2 * (N * DIM + N), *merged = floats + 3 * (N * DIM + N);
+    for (int i = 0; i < N * DIM + N; i++)
+        if (!(fabsf(merged[i] - whole[i]) < 1e-5f))
+            fail_msg("float %d: %g, not %g", i, merged[i], whole[i]);
+    attnd_close(client);
+}
+
+/* ---- Connections that break ---- */
+
+/* Ends this process's connections of a type to the daemon's sockets; how many there were. */
+static int cut(const daemon_process *d, int type)
+{
+    int n = 0;
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_un peer = {0};
+        socklen_t size = sizeof peer, n_type = sizeof type;
+        int got;
+        if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0 &&
+            strncmp(peer.sun_path, d->dir, strlen(d->dir)) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_TYPE, &got, &n_type) == 0 && got == type)
+            n += shutdown(fd, SHUT_RDWR) == 0;
+    }
+    return n;
+}
+
+enum { DATA = SOCK_STREAM, BUF = SOCK_SEQPACKET };
+
+static void a_session_goes_on_over_new_connections(void **state)
+{
+    attnd_client *client = connected(*state);
+    uint64_t model = opened_model(client);
+    sequence s = made_sequence(client, model, 3, 9);
+    int32_t lens[2];
+    attnd_table table;
+    attnd_err err = {0};
+    attnd_attend_request request = request_of(&s, 0, 20, lens, &table);
+    attnd_attend(client, &request, 0, NULL, &err);
+    assert_string_equal(err.text, "");
+    for (int round = 0; round < 12; round++) {
+        if (round % 3 != 1)
+            assert_int_equal(cut(*state, DATA), 1);
+        if (round % 3 != 0)
+            assert_int_equal(cut(*state, BUF), 1);
+        int t = 20 + round;
+        request = request_of(&s, t, t + 1, lens, &table);
+        attnd_attend(client, &request, 0, NULL, &err);
+        assert_string_equal(err.text, "");
+        assert_right(&s, t, t + 1);
+    }
+    attnd_buffer *buffer;
+    assert_int_equal(attnd_create_buffer(client, 64, 0, &buffer, &err), ATTND_OK);
+    attnd_close(client);
+}
+
+static void what_is_in_flight_when_connections_break_is_answered(void **state)
+{
+    enum { N = 8 };
+    attnd_client *client = connected(*state);
+    uint64_t model = opened_model(client);
+    sequence s[N];
+    attnd_pending *pending[N];
+    attnd_err err = {0};
+    for (int i = 0; i < N; i++)
+        s[i] = made_sequence(client, model, 3 * i, (uint32_t)i + 100);
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < N; i++) {
+            int32_t lens[2];
+            attnd_table table;
+            attnd_attend_request request = request_of(&s[i], 0, 20 + i, lens, &table);
+            attnd_attend_start(client, &request, 0, &pending[i], &err);
+            assert_string_equal(err.text, "");
+            if (i == round % N)
+                cut(*state, DATA);
+        }
+        if (round % 2)
+            cut(*state, BUF);
+        for (int i = 0; i < N; i++) {
+            attnd_wait(pending[round % 2 ? i : N - 1 - i], NULL, &err);
+            assert_string_equal(err.text, "");
+        }
+        for (int i = 0; i < N; i++)
+            assert_right(&s[i], 0, 20 + i);
+    }
     attnd_close(client);
 }
 
@@ -383,6 +578,10 @@ int main(void)
         cmocka_unit_test(a_prefill_and_decode_steps_attend),
         cmocka_unit_test(many_in_flight_are_all_right),
         cmocka_unit_test(refusals_name_the_value_and_change_nothing),
+        cmocka_unit_test(a_plan_serves_attends_and_steps_with_updates),
+        cmocka_unit_test(two_halves_of_the_keys_merge_to_the_whole),
+        cmocka_unit_test(a_session_goes_on_over_new_connections),
+        cmocka_unit_test(what_is_in_flight_when_connections_break_is_answered),
         cmocka_unit_test(clients_come_and_go_beside_each_other),
         cmocka_unit_test(a_killed_daemon_is_noticed_and_left_within_two_seconds),
         cmocka_unit_test(a_stopped_daemon_holds_nobody_up),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,9 @@ def every_file_has_its_place_and_its_mode():
             ("share/attnd/attnd.proto", 0o644),
             ("share/doc/attnd/LICENSE", 0o644),
             ("etc/attnd/attnd.json", 0o644),
+            ("share/attnd/presets/llama-3-8b.json", 0o644),
+            ("share/bash-completion/completions/attnctl", 0o644),
+            ("lib/systemd/system/attnd.service", 0o644),
         ):
             tap.equal((name, os.stat(at.path(name)).st_mode & 0o777), (name, mode))
         tap.equal(os.readlink(at.path("lib/libattnd.so")), "libattnd.so.0")
@@ -90,6 +94,64 @@ def every_file_has_its_place_and_its_mode():
         run(at.path("bin/attnd"), "--check-config", at.path("etc/attnd/attnd.json"))
         # Nothing lies beside the prefix.
         tap.equal(os.listdir(at.dest), [PREFIX.split("/")[1]])
+
+
+def words_of(at, page):
+    """A manual page as the words people read."""
+    path = at.path("share/man", f"man{page[-1]}", page)
+    if not os.path.exists(path):
+        raise tap.Skip("scdoc is not installed: no manual pages were built")
+    tap.equal(os.stat(path).st_mode & 0o777, 0o644)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    for markup, plain in (("\\-", "-"), ("\\(aq", "'"), ("\\fB", " "), ("\\fR", " "), ("\\fI", " "),
+                          ("\\e", "\\"), ("\\&", "")):
+        text = text.replace(markup, plain)
+    return text.split()
+
+
+@tap.test
+def manual_pages_say_every_key_and_every_command():
+    with Installed() as at:
+        conf, ctl = words_of(at, "attnd.conf.5"), words_of(at, "attnctl.1")
+        for page in ("attnd.8", "attnd-protocol.7"):
+            assert len(words_of(at, page)) > 100
+        keys = re.findall(r"^  --([a-z_]+\.[a-z_]+)=", run(at.path("bin/attnd"), "--help"), re.M)
+        assert len(keys) > 20
+        for key in keys:
+            assert key in conf, key
+        part = run(at.path("bin/attnctl"), "--help").split("Commands:\n")[1].split("\n\n")[0]
+        commands = [line.split()[0] for line in part.splitlines()]
+        assert len(commands) > 15
+        for command in commands:
+            assert command in ctl, command
+        for words in (conf, ctl):
+            assert not any(word.startswith("@") for word in words), "a mark was left in"
+
+
+@tap.test
+def the_unit_names_what_was_installed():
+    with Installed() as at:
+        with open(at.path("lib/systemd/system/attnd.service"), encoding="utf-8") as file:
+            text = file.read()
+        unit = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
+        tap.equal(unit["Type"], "notify")
+        tap.equal(unit["ExecStart"], f"{PREFIX}/bin/attnd --config {PREFIX}/etc/attnd/attnd.json")
+        for word in unit["ExecStart"].split():
+            if word.startswith("/"):
+                assert os.path.exists(at.dest + word), word
+        tap.equal(unit["RuntimeDirectoryMode"], "0700")
+        tap.equal(unit["RestartPreventExitStatus"], "64 78")
+        assert "@" not in text
+
+
+@tap.test
+def completions_are_those_of_the_program():
+    with Installed() as at:
+        path = at.path("share/bash-completion/completions/attnctl")
+        with open(path, encoding="utf-8") as file:
+            tap.equal(file.read(), run(at.path("bin/attnctl"), "completion", "bash"))
+        run("bash", "-n", path)
 
 
 @tap.test

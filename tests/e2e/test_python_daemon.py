@@ -3,6 +3,7 @@ time-outs, and what happens when either side goes away."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -188,7 +189,7 @@ def attend_many_answers_each_and_raises_the_first_refusal():
 
 
 @tap.test
-def order_is_kept_where_it_is_served_and_refused_by_name_where_not():
+def a_request_runs_after_the_one_it_names():
     with attnd.Client(daemon.dir) as client:
         model, prompt, step = open_model(client), Rows(client, 6), Rows(client, 1, seed=2)
         table = {"tables": [[0, 1]]}
@@ -200,12 +201,226 @@ def order_is_kept_where_it_is_served_and_refused_by_name_where_not():
         )
         first.wait()
         check(prompt)
-        if "after" in client.info.features:
-            second.wait()
-            check(step, 6, *joined(prompt, step))
-        else:
-            tap.equal(error_of(second.wait)[:3], ("UNIMPLEMENTED", "UNSUPPORTED", "after"))
-            assert np.isnan(step.out.array).all(), "out was written"
+        second.wait()
+        check(step, 6, *joined(prompt, step))
+        refused = client.submit(model, 9, **step.tensors(), q_lens=[1], kv_lens=[7], **table)
+        behind = client.submit(
+            model, 0, **step.tensors(), q_lens=[1], kv_lens=[7], after=refused, **table
+        )
+        tap.equal(error_of(refused.wait)[:2], ("INVALID_ARGUMENT", "BAD_GEOMETRY"))
+        tap.equal(error_of(behind.wait)[:3], ("FAILED_PRECONDITION", "STALE", "after"))
+
+
+# ---- Plans, steps, merging -----------------------------------------------------------------------
+
+
+class Layers:
+    """q, k, v, out and lse of n tokens for both layers of a model, [layers][tokens][heads][dim]."""
+
+    def __init__(self, client, n, n_layers=2, seed=3):
+        rng = np.random.default_rng(seed)
+        self.buffer = client.create_buffer(n_layers * n * 16 * 1024)
+        at = 0
+        for name, shape in (
+            ("q", (n_layers, n, N_HEADS, DIM)),
+            ("k", (n_layers, n, N_KV_HEADS, DIM)),
+            ("v", (n_layers, n, N_KV_HEADS, DIM)),
+            ("out", (n_layers, n, N_HEADS, DIM)),
+            ("lse", (n_layers, n, N_HEADS)),
+        ):
+            tensor = self.buffer.view("f32", shape, offset=at)
+            tensor.set(rng.normal(size=shape))
+            setattr(self, name, tensor)
+            at += -(-int(np.prod(shape)) * 4 // 64) * 64
+        self.out.set(np.nan)
+        self.lse.set(np.nan)
+
+    def tensors(self):
+        return {name: getattr(self, name) for name in ("q", "k", "v", "out", "lse")}
+
+
+def check_layers(layers, before=()):
+    """Both layers, whose tokens follow those of before."""
+    for i in range(layers.q.shape[0]):
+        keys = np.concatenate([one.k[i].float32() for one in (*before, layers)])
+        values = np.concatenate([one.v[i].float32() for one in (*before, layers)])
+        first = len(keys) - layers.q.shape[1]
+        out, lse = expected(layers.q[i].float32(), keys, values, first)
+        worst = (
+            np.abs(layers.out[i].float32() - out).max(),
+            np.abs(layers.lse[i].float32() - lse).max(),
+        )
+        assert max(worst) < 1e-5, f"layer {i}: out, lse off by {worst}"
+
+
+@tap.test
+def a_plan_serves_every_layer_and_the_steps_that_follow():
+    with attnd.Client(daemon.dir) as client:
+        model, prompt = open_model(client), Layers(client, 6)
+        with client.create_plan(
+            model, q_lens=[6], kv_lens=[6], tables=[[9, 2]], n_contexts=1
+        ) as plan:
+            tap.equal((plan.version, plan.model), (1, model))
+            for i in range(model.n_layers):
+                call = {name: tensor[i] for name, tensor in prompt.tensors().items()}
+                client.attend(model, i, plan=plan, **call)
+            check_layers(prompt)
+        tap.equal(error_of(plan.drop)[:2], ("NOT_FOUND", "NO_SUCH_HANDLE"))
+        with client.create_plan(model, q_lens=[1], kv_lens=[7], tables=[[9, 2]]) as plan:
+            seen = [prompt]
+            for kv_len in range(7, 14):
+                one = Layers(client, 1, seed=kv_len)
+                update = None
+                if kv_len > 7:  # block 5 for tokens 8 .. 11, block 0 for 12
+                    appended = [[{9: 5, 13: 0}[kv_len]] if kv_len in (9, 13) else []]
+                    update = {"kv_lens": [kv_len], "appended": appended}
+                reply = client.step(plan, 0, 2, update=update, **one.tensors())
+                tap.equal((reply.version, plan.version), (kv_len - 6, kv_len - 6))
+                check_layers(one, seen)
+                seen.append(one)
+
+
+@tap.test
+def steps_in_flight_bring_their_updates():
+    with attnd.Client(daemon.dir) as client:
+        model, prompt = open_model(client), Layers(client, 4)
+        with client.create_plan(model, q_lens=[4], kv_lens=[4], tables=[[3]]) as plan:
+            steps, seen = [client.submit_step(plan, 0, 2, **prompt.tensors())], [prompt]
+            for i in range(8):
+                one = Layers(client, 1, seed=i)
+                update = {"q_lens": [1], "kv_lens": [5 + i]}
+                update["appended"] = [[4 + i // 4]] if i % 4 == 0 else [[]]
+                steps.append(
+                    client.submit_step(plan, 0, 2, update=update, after=steps[-1], **one.tensors())
+                )
+                seen.append(one)
+            for i, step in enumerate(steps):
+                tap.equal(step.wait().version, 1 + i)
+                check_layers(seen[i], seen[:i])
+
+
+@tap.test
+def a_refused_update_leaves_the_plan_as_it_was():
+    with attnd.Client(daemon.dir) as client:
+        model, rows = open_model(client), Layers(client, 1)
+        with client.create_plan(model, q_lens=[1], kv_lens=[1], tables=[[3]]) as plan:
+            got = error_of(plan.update, kv_lens=[9], appended=[[4, 99]])
+            tap.equal(got[:3], ("INVALID_ARGUMENT", "BAD_BLOCK", "update.appended[0].block_ids[1]"))
+            tap.equal(plan.version, 1)
+            got = error_of(
+                client.step, plan, 0, 2, update={"kv_lens": [900]}, q=rows.q, out=rows.out
+            )
+            tap.equal(got[0], "INVALID_ARGUMENT")
+            tap.equal(plan.version, 1)
+            tap.equal(plan.update(kv_lens=[2]), 2)
+            plan.version = 1
+            got = error_of(plan.update, kv_lens=[3])
+            tap.equal(got[:3], ("FAILED_PRECONDITION", "STALE", "update.version"))
+
+
+@tap.test
+def a_ring_holds_fewer_layers_than_the_step():
+    with attnd.Client(daemon.dir) as client:
+        model, rows = open_model(client), Layers(client, 3)
+        ring = attnd.LayerTensor(rows.q[:1], ring=True)
+        with client.create_plan(model, q_lens=[3], kv_lens=[3], tables=[[1]]) as plan:
+            call = {**rows.tensors(), "q": ring}
+            client.step(plan, 0, 2, **call)
+        rows.q.array[1] = rows.q.array[0]
+        check_layers(rows)
+
+
+@tap.test
+def parts_merge_to_the_whole():
+    with attnd.Client(daemon.dir) as client:
+        model, prompt = open_model(client), Rows(client, 8)
+        client.attend(
+            model, 0, **prompt.tensors(), q_lens=[8], kv_lens=[8], tables=[[1, 2]], n_contexts=1
+        )
+        asked = Rows(client, 4, seed=7)
+
+        def attention(kv_len, table):
+            rows = Rows(client, 4, seed=7)
+            arguments = {"q_lens": [4], "kv_lens": [kv_len], "tables": [table], "mask": "full"}
+            client.attend(model, 0, q=asked.q, out=rows.out, lse=rows.lse, **arguments)
+            return rows
+
+        parts, whole = [attention(4, [1]), attention(4, [2])], attention(8, [1, 2])
+        merged = Rows(client, 4)
+        reply = client.merge(
+            [(parts[0].out, parts[0].lse), attnd.Partial(parts[1].out, lse=parts[1].lse)],
+            out=merged.out,
+            lse=merged.lse,
+        )
+        assert reply.device_us < 10**7
+        assert np.abs(merged.out.float32() - whole.out.float32()).max() < 1e-5
+        assert np.abs(merged.lse.float32() - whole.lse.float32()).max() < 1e-5
+
+
+# ---- Connections that break ----------------------------------------------------------------------
+
+
+def cut(*sockets):
+    for sock in sockets:
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+@tap.test
+def a_session_goes_on_over_new_connections():
+    with attnd.Client(daemon.dir) as client:
+        ordinal = [one["session"] for one in daemon.rpc("sessions.list")["sessions"]]
+        model, prompt, step = open_model(client), Rows(client, 6), Rows(client, 1, seed=2)
+        table = {"tables": [[9, 2]]}
+        client.attend(model, 0, **prompt.tensors(), q_lens=[6], kv_lens=[6], n_contexts=1, **table)
+        link = client._link
+        cut(link._connection._socket)
+        client.attend(model, 0, **step.tensors(), q_lens=[1], kv_lens=[7], **table)
+        check(step, 6, *joined(prompt, step))
+        cut(link._lease._socket)
+        step.out.set(np.nan)
+        client.attend(model, 0, **step.tensors(), q_lens=[1], kv_lens=[7], **table)
+        check(step, 6, *joined(prompt, step))
+        cut(link._connection._socket, link._lease._socket)
+        step.out.set(np.nan)
+        client.attend(model, 0, **step.tensors(), q_lens=[1], kv_lens=[7], **table)
+        check(step, 6, *joined(prompt, step))
+        tap.equal(client.create_buffer(64).bytes, 64)
+        sessions = daemon.rpc("sessions.list")["sessions"]
+        tap.equal([one["session"] for one in sessions], ordinal)
+
+
+@tap.test
+def what_is_in_flight_when_both_connections_break_runs_once():
+    with attnd.Client(daemon.dir) as client:
+        model, rows = open_model(client), [Rows(client, 4, seed=i) for i in range(8)]
+        before = int(daemon.rpc("stats.get")["counters"]["repeats"])
+        buffers = [
+            client._submit(client._request("create_buffer", {"bytes": 64})[0], 10) for _ in range(4)
+        ]
+        pending = [
+            client.submit(model, 1, **one.tensors(), q_lens=[4], kv_lens=[4], tables=[[i]])
+            for i, one in enumerate(rows)
+        ]
+        cut(client._link._connection._socket, client._link._lease._socket)
+        for one, rows_of_one in zip(pending, rows):
+            one.wait()
+            check(rows_of_one)
+        handles = {one.wait().buffer for one in buffers}
+        tap.equal(len(handles), 4)
+        tap.equal(len(daemon.rpc("buffers.list")["buffers"]), 8 + 4)  # made once each
+        after = int(daemon.rpc("stats.get")["counters"]["repeats"])
+        assert 0 <= after - before <= 12, after - before
+
+
+@tap.test
+def a_session_nobody_took_up_within_its_linger_has_ended():
+    with attnd.Client(daemon.dir) as client:
+        client.create_buffer(64)
+        cut(client._link._connection._socket, client._link._lease._socket)
+        tap.until(lambda: not daemon.rpc("sessions.list")["sessions"], "the end of its linger")
+        got = error_of(client.create_buffer, 64)
+        tap.equal(got[:2], ("UNAVAILABLE", "RESTARTED"))
+        tap.equal(error_of(client.ping)[:2], ("UNAVAILABLE", "RESTARTED"))
 
 
 @tap.test

@@ -64,5 +64,27 @@ def the_shell_client_runs_as_it_stands_there():
     assert int(lines[-1].strip('"')) >= 0, text
 
 
+@tap.test
+def what_an_operator_types_is_answered_as_shown():
+    path = f"{BUILD}/bin:{os.environ['PATH']}"
+    code, text = run(["bash", "-euo", "pipefail", "-c", block("operations.sh")], PATH=path)
+    tap.equal(code, 0)
+    assert re.match(r"attnd \S+  cpu \w+  \d+ threads  ready  up \d+ s\nrequests/s ", text), text
+    tap.equal(len(re.findall(r"^counters$", text, re.M)), 2)
+    assert text.endswith("applied  nothing\nneeds_restart  nothing\n"), text
+
+
+@tap.test
+def the_memory_of_a_preset_is_the_one_shown():
+    done = subprocess.run(
+        [f"{BUILD}/bin/attnd", "--check-config", "config/presets/llama-3-8b.json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as page:
+        assert f"```\n{done.stdout.decode()}```\n" in page.read()
+
+
 with Daemon() as daemon:
     tap.main()
