@@ -34,7 +34,7 @@ else ifeq ($(FLAVOUR),tsan)
 FLAVOURFLAGS := -fsanitize=thread -DATTND_NO_CLONES
 endif
 LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm
-LIBS_CLI  := -lnng -lprotobuf-c
+LIBS_CLI  := -lprotobuf-c
 # What only some files need.
 $(B)/obj/kernels/%.o: ALLFLAGS += -O3
 $(B)/obj/tests/oracle/%.o: ALLFLAGS += -ffp-contract=off
@@ -169,7 +169,7 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS_OUR)
 
 $(B)/bench/%: $(B)/obj/tests/bench/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group $(LIBS_CLI) $(LIBS_SRV)
+	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lnng $(LIBS_CLI) $(LIBS_SRV)
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 

@@ -30,7 +30,7 @@ includes='
 # library: names that speak it, and the files that may.
 speakers='
 libuv       \buv_[a-z]                                          ^daemon/
-nng         \bnng_[a-z]                                         ^proto/client/client\.c
+nng         \bnng_[a-z]                                         ^tests/
 microhttpd  \bMHD_                                              ^daemon/http\.c
 protobuf-c  \b([Aa]ttnd__[Vv]1__|protobuf_c_|ProtobufC)         ^(proto/(decode|encode)\.c|daemon/fds\.c|proto/client/)
 cJSON       \bcJSON                                             ^(config/|daemon/(control|attnctl)[a-z_]*\.[ch]|tests/)

@@ -34,7 +34,7 @@ Description: Client of attnd, a standalone attention server
 Version: $VERSION
 Cflags: -I\${includedir}
 Libs: -L\${libdir} -lattnd
-Libs.private: -lnng -lprotobuf-c -pthread
+Libs.private: -lprotobuf-c -pthread
 PC
 
 # Where this Python looks below PREFIX; a prefix it does not know gets the usual place and PYTHONPATH.

@@ -49,8 +49,8 @@
  * answer, which says more, comes first.
  *
  * Threads. Any thread may make any call on a client at any time; only attnd_close and
- * attnd_free_buffer must be the last to use what they end. The library starts threads of its own
- * (nng's): create clients after fork(), and block the signals that other threads should handle.
+ * attnd_free_buffer must be the last to use what they end. The library starts no thread and catches
+ * no signal. A client belongs to the process that made it: after fork() the child must not use it.
  *
  * Numbers. Sizes and offsets are bytes, lengths tokens, unless said otherwise. Zero in a struct is
  * what its comment says or the absence of the value, so that a designated initialiser names what

@@ -1,7 +1,6 @@
 /* buffer.c: memory that this process and the daemon both map, and the socket its descriptors come
  * over, which is the session's lease.
  */
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -9,8 +8,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "proto/client/client.h"
@@ -67,38 +64,13 @@ static void give_turn(cli_lease *lease)
     pthread_mutex_unlock(&lease->lock);
 }
 
-static attnd_status connect_until(int fd, const char *path, int64_t deadline_ms, attnd_err *err)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    assert(strlen(path) < sizeof address.sun_path);
-    memcpy(address.sun_path, path, strlen(path));
-    int64_t left = deadline_ms - cli_now_ms();
-    if (left < 1)
-        left = 1;
-    /* How long connect() waits while the daemon's backlog is full, and send() later. */
-    struct timeval wait = {left / 1000, left % 1000 * 1000};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
-        return ATTND_OK;
-    if (errno == EAGAIN || errno == EINPROGRESS)
-        return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: attnd does not accept", path);
-    return attnd_fail(err, ATTND_UNREACHABLE, "buf = %s: %s; is attnd running?", path,
-                      strerror(errno));
-}
-
 /* Waits for one packet; its first descriptor, or -1, goes to *fd. Returns its bytes, 0 when the
  * connection has ended, -1 at the deadline. */
 static ssize_t receive_packet(int socket, uint8_t packet[PACKET], int *fd, int64_t deadline_ms)
 {
     *fd = -1;
-    for (;;) {
-        int64_t left = deadline_ms - cli_now_ms();
-        struct pollfd readable = {.fd = socket, .events = POLLIN};
-        if (poll(&readable, 1, left < 0 ? 0 : left > INT32_MAX ? INT32_MAX : (int)left) > 0)
-            break;
-        if (left <= 0)
-            return -1;
-    }
+    if (!cli_poll(socket, POLLIN, deadline_ms))
+        return -1;
     union {
         char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))];
         struct cmsghdr aligned;
@@ -190,14 +162,8 @@ static attnd_status ask_for(cli_lease *lease, uint64_t session, uint64_t buffer,
 static attnd_status connect_in_turn(cli_lease *lease, uint64_t session, int64_t deadline_ms,
                                     attnd_err *err)
 {
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return attnd_fail(err, ATTND_NO_ROOM, "buf = %s: %s", lease->path, strerror(errno));
-    attnd_status status = connect_until(fd, lease->path, deadline_ms, err);
-    if (status != ATTND_OK) {
-        close(fd);
-        return status;
-    }
+    int fd;
+    TRY(cli_connect("buf", lease->path, SOCK_SEQPACKET, deadline_ms, &fd, err));
     if (lease->fd >= 0) {
         dup3(fd, lease->fd, O_CLOEXEC);
         close(fd);
@@ -205,9 +171,7 @@ static attnd_status connect_in_turn(cli_lease *lease, uint64_t session, int64_t 
         lease->fd = fd;
     }
     Attnd__V1__FdReply *reply;
-    status = ask_in_turn(lease, session, 0, deadline_ms, &reply, &fd, err);
-    if (status != ATTND_OK)
-        return status;
+    TRY(ask_in_turn(lease, session, 0, deadline_ms, &reply, &fd, err));
     attnd__v1__fd_reply__free_unpacked(reply, NULL);
     if (fd >= 0)
         close(fd);
@@ -232,7 +196,6 @@ bool cli_lease_is_gone(const cli_lease *lease)
 
 attnd_status cli_lease_hold(cli_lease *lease, uint64_t session, int64_t deadline_ms, attnd_err *err)
 {
-    enum { AGAIN_MS = 20 };
     int64_t reconnect_ms = cli_now_ms() + CLI_RECONNECT_MS;
     int64_t until_ms = deadline_ms < reconnect_ms ? deadline_ms : reconnect_ms;
     attnd_err why;
@@ -242,13 +205,12 @@ attnd_status cli_lease_hold(cli_lease *lease, uint64_t session, int64_t deadline
         return attnd_fail(err, ATTND_TIMED_OUT, "buf = %s: another thread takes the lease again",
                           lease->path);
     attnd_status status = ATTND_OK;
-    while (cli_lease_is_gone(lease)) {
+    bool is_wanted = cli_lease_is_gone(lease); /* no other thread took it meanwhile */
+    while (is_wanted) {
         status = connect_in_turn(lease, session, deadline_ms, &why);
         if (status != ATTND_OK)
             shutdown(lease->fd, SHUT_RDWR); /* it leases nothing */
-        if (status != ATTND_UNAVAILABLE || cli_now_ms() + AGAIN_MS > until_ms)
-            break;
-        usleep(AGAIN_MS * 1000); /* a daemon that begins anew listens again soon */
+        is_wanted = status == ATTND_UNAVAILABLE && cli_rest(until_ms);
     }
     give_turn(lease);
     if (status == ATTND_UNAVAILABLE)

@@ -1,50 +1,72 @@
-/* client.c: requests and replies over nng. Each request in flight has a REQ context of its own. */
+/* client.c: requests and replies over the data socket, in nng's SP framing (protocol.md §2).
+ *
+ * Any thread may send and wait. One at a time has the turn to send, and one at a time of those that
+ * wait reads, for all. No thread of its own.
+ *
+ * When the connection breaks, whoever notices makes another and sends once more what was in flight,
+ * unchanged: the daemon answers an id that it has seen from memory.
+ */
 #include "proto/client/client.h"
 
+#include <assert.h>
 #include <errno.h>
-#include <nng/nng.h>
-#include <nng/protocol/reqrep0/req.h>
-#include <stdio.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_REPLY = 16 << 20 }; /* bytes; attnd's are far smaller */
+enum {
+    MAX_REPLY = 16 << 20, /* bytes; attnd's are far smaller */
+    HEADER = 13,          /* 1, bytes that follow (8), number (4) */
+    BEFORE_NUMBER = 9,
+    ROOM = 4096, /* for bytes received, at first */
+};
+
+static const uint8_t GREETING[] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
+static const uint8_t GREETED[] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
 
 struct attnd_pending {
     cli_wire *wire;
     attnd_client *client;
-    nng_ctx ctx;
-    nng_aio *aio;
     uint64_t id;
     uint32_t op;
     int64_t deadline_ms;
     bool may_repeat;
-    uint8_t *bytes; /* [n_bytes] of the request */
-    size_t n_bytes, n_room;
+    uint32_t number;          /* of its frame: the reply's too */
+    uint8_t *frame;           /* [n_frame], kept for a repeat */
+    size_t n_frame, room;     /* bytes */
     attnd_pending *next;      /* wire->all */
     attnd_pending *next_free; /* wire->unused */
     /* Under lock: */
-    bool is_in_flight; /* sent, and not received yet */
-    bool is_cut;       /* it was, and a repeat could not be sent */
-    bool is_sending;   /* it is being repeated, and aio is that thread's */
-    bool is_repeated;  /* over a new connection: once */
-    bool is_lost;      /* no repeat could be sent in time */
-    unsigned n_tries;  /* of repeating it and what this struct was before */
+    bool is_in_flight;
+    bool is_repeated;
+    unsigned connection; /* the one it was sent over */
+    bool is_answered;
+    uint8_t *reply; /* [n_reply], without header */
+    size_t n_reply, reply_room;
 };
 
 struct cli_wire {
-    nng_socket socket;
     char *path;
-    atomic_int n_pipes;
-    atomic_uint n_breaks; /* connections that ended */
     pthread_mutex_t lock; /* guards what follows; no other lock is taken under it */
     pthread_cond_t changed;
     attnd_pending *all, *unused;
-    unsigned n_breaks_seen; /* what was cut off by these is repeated */
-    bool is_given_up; /* no connection came for CLI_RECONNECT_MS: others that wait wait no more */
+    int fd;
+    unsigned connection; /* how many there were */
+    bool is_broken;      /* fd is shut down */
+    bool is_given_up; /* there was no other for CLI_RECONNECT_MS: who waits for a reply is told */
+    bool is_sending;  /* a thread has the turn: it alone sends, connects and closes fd */
+    bool is_reading;  /* a thread reads fd; what follows is that thread's */
+    uint32_t last_number;
+    uint8_t *received; /* [n_received] the start of a frame */
+    size_t n_received, received_room;
 };
+
+/* ---- Time ---- */
 
 int64_t cli_now_ms(void)
 {
@@ -68,114 +90,104 @@ bool cli_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline
     return pthread_cond_timedwait(cond, lock, &until) == 0;
 }
 
-static nng_duration left_ms(int64_t deadline_ms)
+bool cli_poll(int fd, short events, int64_t deadline_ms)
 {
-    int64_t left = deadline_ms - cli_now_ms();
-    return left < 1 ? 1 : left > INT32_MAX ? INT32_MAX : (nng_duration)left;
-}
-
-/* ---- The connection ---- */
-
-typedef struct dialing {
-    nng_dialer dialer;
-    pthread_mutex_t lock; /* guards the rest */
-    pthread_cond_t over;
-    bool is_over;
-    int error; /* of nng */
-} dialing;
-
-static void *dial(void *arg)
-{
-    dialing *d = arg;
-    int error = nng_dialer_start(d->dialer, 0);
-    pthread_mutex_lock(&d->lock);
-    d->error = error;
-    d->is_over = true;
-    pthread_cond_signal(&d->over);
-    pthread_mutex_unlock(&d->lock);
-    return NULL;
-}
-
-/* nng's own wait for a peer's greeting has no limit that could be set, so a thread of its own
- * waits, and closing the socket ends that. */
-static attnd_status dial_until(cli_wire *wire, nng_dialer dialer, int64_t deadline_ms,
-                               attnd_err *err)
-{
-    dialing d = {.dialer = dialer, .lock = PTHREAD_MUTEX_INITIALIZER};
-    pthread_t thread;
-    cli_cond_init(&d.over);
-    if (pthread_create(&thread, NULL, dial, &d) != 0) {
-        pthread_cond_destroy(&d.over);
-        return attnd_fail(err, ATTND_NO_ROOM, "data = %s: no thread to connect with", wire->path);
+    for (;;) {
+        int64_t left = deadline_ms - cli_now_ms();
+        struct pollfd polled = {.fd = fd, .events = events};
+        if (poll(&polled, 1, left < 0 ? 0 : left > INT32_MAX ? INT32_MAX : (int)left) > 0)
+            return true;
+        if (left <= 0)
+            return false;
     }
-    pthread_mutex_lock(&d.lock);
-    bool in_time = true;
-    while (!d.is_over && in_time)
-        in_time = cli_cond_wait(&d.over, &d.lock, deadline_ms);
-    bool is_late = !d.is_over;
-    pthread_mutex_unlock(&d.lock);
-    if (is_late)
-        nng_close(wire->socket);
-    pthread_join(thread, NULL);
-    pthread_cond_destroy(&d.over);
-    if (is_late)
-        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: nobody greets there", wire->path);
-    if (d.error)
-        return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s; is attnd running?", wire->path,
-                          nng_strerror(d.error));
+}
+
+bool cli_rest(int64_t until_ms)
+{
+    enum { REST_MS = 20 };
+    int64_t left = until_ms - cli_now_ms();
+    if (left > 0)
+        usleep((useconds_t)(left < REST_MS ? left : REST_MS) * 1000);
+    return left > 0;
+}
+
+/* ---- One connection ---- */
+
+attnd_status cli_connect(const char *field, const char *path, int type, int64_t deadline_ms,
+                         int *out, attnd_err *err)
+{
+    *out = -1;
+    int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return attnd_fail(err, ATTND_NO_ROOM, "%s = %s: %s", field, path, strerror(errno));
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    assert(strlen(path) < sizeof address.sun_path);
+    memcpy(address.sun_path, path, strlen(path));
+    int64_t left = deadline_ms - cli_now_ms();
+    if (left < 1)
+        left = 1;
+    /* How long connect() waits while the daemon's backlog is full, and send() later. */
+    struct timeval wait = {left / 1000, left % 1000 * 1000};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) {
+        *out = fd;
+        return ATTND_OK;
+    }
+    int error = errno;
+    close(fd);
+    if (error == EAGAIN || error == EINPROGRESS)
+        return attnd_fail(err, ATTND_TIMED_OUT, "%s = %s: attnd does not accept", field, path);
+    return attnd_fail(err, ATTND_UNREACHABLE, "%s = %s: %s; is attnd running?", field, path,
+                      strerror(error));
+}
+
+static attnd_status greet(const char *path, int fd, int64_t deadline_ms, attnd_err *err)
+{
+    uint8_t got[sizeof GREETED];
+    size_t n = 0;
+    send(fd, GREETING, sizeof GREETING, MSG_NOSIGNAL);
+    while (n < sizeof got) {
+        if (!cli_poll(fd, POLLIN, deadline_ms))
+            return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: nobody greets there", path);
+        ssize_t more = recv(fd, got + n, sizeof got - n, MSG_DONTWAIT);
+        if (more < 0 && (errno == EAGAIN || errno == EINTR))
+            continue;
+        if (more <= 0)
+            return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: closed before its greeting",
+                              path);
+        n += (size_t)more;
+    }
+    if (memcmp(got, GREETED, sizeof got) != 0)
+        return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: greets as no SP REP socket", path);
     return ATTND_OK;
 }
 
-static void count_pipe(nng_pipe pipe, nng_pipe_ev event, void *arg)
+static attnd_status connect_and_greet(const char *path, int64_t deadline_ms, int *out,
+                                      attnd_err *err)
 {
-    cli_wire *wire = arg;
-    if (event == NNG_PIPE_EV_REM_POST)
-        atomic_fetch_add(&wire->n_breaks, 1);
-    atomic_fetch_add(&wire->n_pipes, event == NNG_PIPE_EV_ADD_POST ? 1 : -1);
-}
-
-static int open_socket(cli_wire *wire, nng_dialer *dialer)
-{
-    char url[256];
-    snprintf(url, sizeof url, "ipc://%s", wire->path);
-    int error = nng_req0_open(&wire->socket);
-    if (error)
-        return error;
-    /* By default nng sends a request again by itself, after a minute or over a new connection. */
-    error = nng_socket_set_ms(wire->socket, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE);
-    if (!error)
-        error = nng_pipe_notify(wire->socket, NNG_PIPE_EV_ADD_POST, count_pipe, wire);
-    if (!error)
-        error = nng_pipe_notify(wire->socket, NNG_PIPE_EV_REM_POST, count_pipe, wire);
-    if (!error)
-        error = nng_dialer_create(dialer, wire->socket, url);
-    if (!error)
-        error = nng_dialer_set_size(*dialer, NNG_OPT_RECVMAXSZ, MAX_REPLY);
-    if (!error)
-        error = nng_dialer_set_ms(*dialer, NNG_OPT_RECONNMINT, 10);
-    if (!error)
-        error = nng_dialer_set_ms(*dialer, NNG_OPT_RECONNMAXT, 200);
-    return error;
+    TRY(cli_connect("data", path, SOCK_STREAM, deadline_ms, out, err));
+    attnd_status status = greet(path, *out, deadline_ms, err);
+    if (status == ATTND_OK)
+        return ATTND_OK;
+    close(*out);
+    *out = -1;
+    return status;
 }
 
 attnd_status cli_wire_open(cli_wire **out, const char *path, int64_t deadline_ms, attnd_err *err)
 {
     *out = NULL;
-    if (access(path, F_OK) != 0) /* nng calls this refused */
-        return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s; is attnd running?", path,
-                          strerror(errno));
     cli_wire *wire = calloc(1, sizeof *wire);
-    if (!wire || !(wire->path = strdup(path))) {
+    if (!wire || !(wire->path = strdup(path)) || !(wire->received = malloc(ROOM))) {
+        if (wire)
+            free(wire->path);
         free(wire);
         return attnd_fail(err, ATTND_NO_ROOM, "data = %s: no memory to connect with", path);
     }
+    wire->received_room = ROOM;
     pthread_mutex_init(&wire->lock, NULL);
-    pthread_cond_init(&wire->changed, NULL);
-    nng_dialer dialer;
-    int error = open_socket(wire, &dialer);
-    attnd_status status =
-        error ? attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s", path, nng_strerror(error))
-              : dial_until(wire, dialer, deadline_ms, err);
+    cli_cond_init(&wire->changed);
+    attnd_status status = connect_and_greet(path, deadline_ms, &wire->fd, err);
     if (status == ATTND_OK)
         *out = wire;
     else
@@ -187,46 +199,32 @@ void cli_wire_close(cli_wire *wire)
 {
     if (!wire)
         return;
-    nng_close(wire->socket); /* an error if it is closed already, and nothing else */
+    if (wire->fd >= 0)
+        close(wire->fd);
     while (wire->all) {
         attnd_pending *p = wire->all;
         wire->all = p->next;
-        nng_aio_stop(p->aio);
-        if (nng_aio_get_msg(p->aio))
-            nng_msg_free(nng_aio_get_msg(p->aio));
-        nng_aio_free(p->aio);
-        free(p->bytes);
+        free(p->frame);
+        free(p->reply);
         free(p);
     }
     pthread_cond_destroy(&wire->changed);
     pthread_mutex_destroy(&wire->lock);
+    free(wire->received);
     free(wire->path);
     free(wire);
 }
 
-/* ---- One request ---- */
-
-static attnd_pending *make_pending(cli_wire *wire)
+/* Under lock. The descriptor stays until nobody reads it. */
+static void break_off(cli_wire *wire)
 {
-    attnd_pending *p = calloc(1, sizeof *p);
-    if (!p)
-        return NULL;
-    p->wire = wire;
-    if (nng_aio_alloc(&p->aio, NULL, NULL) != 0) {
-        free(p);
-        return NULL;
-    }
-    if (nng_ctx_open(&p->ctx, wire->socket) != 0) {
-        nng_aio_free(p->aio);
-        free(p);
-        return NULL;
-    }
-    pthread_mutex_lock(&wire->lock);
-    p->next = wire->all;
-    wire->all = p;
-    pthread_mutex_unlock(&wire->lock);
-    return p;
+    if (!wire->is_broken)
+        shutdown(wire->fd, SHUT_RDWR);
+    wire->is_broken = true;
+    pthread_cond_broadcast(&wire->changed);
 }
+
+/* ---- Requests ---- */
 
 static attnd_pending *take_pending(cli_wire *wire)
 {
@@ -234,8 +232,15 @@ static attnd_pending *take_pending(cli_wire *wire)
     attnd_pending *p = wire->unused;
     if (p)
         wire->unused = p->next_free;
+    else
+        p = calloc(1, sizeof *p);
+    if (p && !p->wire) {
+        p->wire = wire;
+        p->next = wire->all;
+        wire->all = p;
+    }
     pthread_mutex_unlock(&wire->lock);
-    return p ? p : make_pending(wire);
+    return p;
 }
 
 static void give_pending(attnd_pending *p)
@@ -247,116 +252,178 @@ static void give_pending(attnd_pending *p)
     pthread_mutex_unlock(&p->wire->lock);
 }
 
-/* The request's bytes, kept for a repeat. */
-static bool pack(attnd_pending *p, const Attnd__V1__Request *request)
+/* Room for n bytes at *bytes; what was there is kept. False when there is no memory. */
+static bool make_room(uint8_t **bytes, size_t *room, size_t n)
 {
-    size_t n = attnd__v1__request__get_packed_size(request);
-    if (n > p->n_room) {
-        uint8_t *bytes = realloc(p->bytes, n);
-        if (!bytes)
-            return false;
-        p->bytes = bytes;
-        p->n_room = n;
-    }
-    p->n_bytes = attnd__v1__request__pack(request, p->bytes);
+    if (n <= *room)
+        return true;
+    uint8_t *more = realloc(*bytes, n);
+    if (!more)
+        return false;
+    *bytes = more;
+    *room = n;
     return true;
 }
 
-/* Sends, and begins to receive, once a connection has taken it: receiving sooner crashes nng 1.5.2.
- * Returns nng's error. */
-static int send_bytes(attnd_pending *p, int64_t until_ms)
+static void put_big_endian(uint8_t *at, uint64_t value, int n_bytes)
+{
+    for (int i = 0; i < n_bytes; i++)
+        at[i] = (uint8_t)(value >> (8 * (n_bytes - 1 - i)));
+}
+
+static uint64_t big_endian(const uint8_t *at, int n_bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < n_bytes; i++)
+        value = value << 8 | at[i];
+    return value;
+}
+
+/* The number comes when it is sent. */
+static bool make_frame(attnd_pending *p, const Attnd__V1__Request *request)
+{
+    size_t n = attnd__v1__request__get_packed_size(request);
+    if (!make_room(&p->frame, &p->room, HEADER + n))
+        return false;
+    p->frame[0] = 1;
+    put_big_endian(p->frame + 1, n + 4, 8);
+    attnd__v1__request__pack(request, p->frame + HEADER);
+    p->n_frame = HEADER + n;
+    return true;
+}
+
+/* ---- The turn ---- */
+
+/* False at the deadline. */
+static bool take_turn(cli_wire *wire, int64_t deadline_ms)
+{
+    bool in_time = true;
+    while (wire->is_sending && in_time)
+        in_time = cli_cond_wait(&wire->changed, &wire->lock, deadline_ms);
+    if (wire->is_sending)
+        return false;
+    wire->is_sending = true;
+    return true;
+}
+
+static void give_turn(cli_wire *wire)
+{
+    wire->is_sending = false;
+    pthread_cond_broadcast(&wire->changed);
+}
+
+/* Bytes of the frame that were sent until the deadline or until the connection broke, which *broke
+ * says. */
+static size_t send_bytes(int fd, const uint8_t *frame, size_t n_frame, int64_t deadline_ms,
+                         bool *broke)
+{
+    size_t n = 0;
+    *broke = false;
+    while (n < n_frame) {
+        ssize_t more = send(fd, frame + n, n_frame - n, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (more > 0)
+            n += (size_t)more;
+        else if (errno != EAGAIN && errno != EINTR)
+            *broke = true;
+        else if (cli_poll(fd, POLLOUT, deadline_ms))
+            continue;
+        if (*broke || more <= 0)
+            break;
+    }
+    return n;
+}
+
+/* Sends p over the connection there is; false when it was not sent whole by the deadline. It may
+ * break the connection. In turn and under lock, which is given meanwhile. */
+static bool send_in_turn(attnd_pending *p, int64_t deadline_ms)
 {
     cli_wire *wire = p->wire;
-    nng_msg *msg;
-    int error = nng_msg_alloc(&msg, p->n_bytes);
-    if (error)
-        return error;
-    memcpy(nng_msg_body(msg), p->bytes, p->n_bytes);
-    nng_aio_set_msg(p->aio, msg);
-    /* Of whoever is connected and does not read there is more patience than of nobody. */
-    int64_t next_ms = cli_now_ms() + CLI_RECONNECT_MS;
-    do {
-        nng_aio_set_timeout(p->aio, left_ms(next_ms < until_ms ? next_ms : until_ms));
-        next_ms = until_ms;
-        nng_ctx_send(p->ctx, p->aio);
-        nng_aio_wait(p->aio);
-        error = nng_aio_result(p->aio);
-    } while (error == NNG_ETIMEDOUT && atomic_load(&wire->n_pipes) > 0 && cli_now_ms() < until_ms);
-    nng_aio_set_msg(p->aio, NULL);
-    if (error) {
-        nng_msg_free(msg);
-        return error;
-    }
-    nng_aio_set_timeout(p->aio, left_ms(p->deadline_ms));
-    nng_ctx_recv(p->ctx, p->aio);
-    return 0;
+    bool broke;
+    p->connection = wire->connection;
+    p->is_in_flight = true; /* the reply may be there before send() returns */
+    pthread_mutex_unlock(&wire->lock);
+    size_t n = send_bytes(wire->fd, p->frame, p->n_frame, deadline_ms, &broke);
+    pthread_mutex_lock(&wire->lock);
+    bool is_late = !broke && n < p->n_frame;
+    if (is_late)
+        p->is_in_flight = false;
+    /* The rest cannot follow later: the next frame would be read as its tail. */
+    if (broke || (is_late && n))
+        break_off(wire);
+    return !is_late;
 }
 
-/* Why it could not be sent. */
-static attnd_status unsent(const attnd_pending *p, int error, attnd_err *err)
-{
-    const cli_wire *wire = p->wire;
-    if (error == NNG_ENOMEM)
-        return attnd_fail(err, ATTND_NO_ROOM, "request = %zu bytes: no memory to send it from",
-                          p->n_bytes);
-    if (error != NNG_ETIMEDOUT)
-        return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: %s", wire->path, nng_strerror(error));
-    if (atomic_load(&wire->n_pipes) > 0)
-        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: attnd does not read", wire->path);
-    return attnd_fail(err, ATTND_UNREACHABLE, "data = %s: no connection; is attnd running?",
-                      wire->path);
-}
-
-/* ---- Repeats ----------------------------------------------------------------------------------
- *
- * When the connection breaks, nng ends the receives of all that was sent over it with ECONNRESET
- * and dials anew by itself. Whoever notices first, a thread that waits or one that sends something
- * new, repeats what was in flight; a send that went through proves that the new connection is there
- * and that nng is done with the old one. The others find their request sent once more and wait on.
- */
-
-/* In flight over a connection that broke, and not repeated yet. Under lock. */
 static bool is_cut_off(const attnd_pending *p)
 {
-    return p->is_in_flight && p->may_repeat && !p->is_repeated && !p->is_sending &&
-           (p->is_cut || nng_aio_result(p->aio) == NNG_ECONNRESET);
+    const cli_wire *wire = p->wire;
+    return p->is_in_flight && !p->is_answered &&
+           (wire->is_broken || p->connection != wire->connection);
 }
 
-/* False when it could not be sent. Under lock, which is given while it sends. */
-static bool repeat(attnd_pending *p, int64_t until_ms)
-{
-    cli_wire *wire = p->wire;
-    p->is_sending = true;
-    pthread_mutex_unlock(&wire->lock);
-    int error = send_bytes(p, until_ms < p->deadline_ms ? until_ms : p->deadline_ms);
-    pthread_mutex_lock(&wire->lock);
-    p->is_sending = false;
-    p->is_repeated = error == 0;
-    wire->is_given_up = wire->is_given_up && error;
-    p->is_cut = error != 0;
-    p->n_tries++;
-    pthread_cond_broadcast(&wire->changed);
-    return error == 0;
-}
-
-static attnd_pending *first_cut_off(cli_wire *wire)
+/* The one that was sent first of those that may be repeated. */
+static attnd_pending *first_to_repeat(cli_wire *wire)
 {
     attnd_pending *first = NULL;
     for (attnd_pending *p = wire->all; p; p = p->next)
-        if (is_cut_off(p) && (!first || p->id < first->id))
+        if (is_cut_off(p) && p->may_repeat && !p->is_repeated && (!first || p->id < first->id))
             first = p;
     return first;
 }
 
-/* The connection has just taken something. What cannot be sent is left to the thread that waits
- * for it. Under lock, which is given while it sends. */
-static void repeat_all(cli_wire *wire, int64_t until_ms)
+/* In turn and under lock, as all below. */
+static void repeat_all(cli_wire *wire, int64_t deadline_ms)
 {
-    wire->n_breaks_seen = atomic_load(&wire->n_breaks);
     attnd_pending *p;
-    while ((p = first_cut_off(wire)))
-        if (!repeat(p, until_ms))
-            return;
+    while (!wire->is_broken && (p = first_to_repeat(wire))) {
+        p->is_repeated = true;
+        if (!send_in_turn(p, deadline_ms)) {
+            p->is_in_flight = true;
+            break_off(wire); /* nobody reads at the other end */
+        }
+    }
+}
+
+/* Makes another connection if this one is broken, and repeats what was in flight. Refuses
+ * UNREACHABLE, TIMED_OUT. */
+static attnd_status mend_in_turn(cli_wire *wire, int64_t deadline_ms, attnd_err *err)
+{
+    if (!wire->is_broken)
+        return ATTND_OK;
+    while (wire->is_reading) /* it was shut down: not for long */
+        pthread_cond_wait(&wire->changed, &wire->lock);
+    pthread_mutex_unlock(&wire->lock);
+    int64_t until_ms = cli_now_ms() + CLI_RECONNECT_MS;
+    bool is_late = deadline_ms < until_ms;
+    attnd_status status;
+    int fd;
+    do
+        status = connect_and_greet(wire->path, deadline_ms, &fd, err);
+    while (status == ATTND_UNAVAILABLE && cli_rest(is_late ? deadline_ms : until_ms));
+    pthread_mutex_lock(&wire->lock);
+    if (status != ATTND_OK) {
+        wire->is_given_up = status == ATTND_UNAVAILABLE && !is_late;
+        pthread_cond_broadcast(&wire->changed);
+        return status;
+    }
+    close(wire->fd);
+    wire->fd = fd;
+    wire->connection++;
+    wire->is_broken = wire->is_given_up = false;
+    wire->n_received = 0;
+    pthread_cond_broadcast(&wire->changed);
+    repeat_all(wire, deadline_ms);
+    return ATTND_OK;
+}
+
+static attnd_status send_first(attnd_pending *p, attnd_err *err)
+{
+    cli_wire *wire = p->wire;
+    TRY(mend_in_turn(wire, p->deadline_ms, err));
+    p->number = 0x80000000u | ++wire->last_number;
+    put_big_endian(p->frame + BEFORE_NUMBER, p->number, 4);
+    if (!send_in_turn(p, p->deadline_ms))
+        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: attnd does not read", wire->path);
+    return ATTND_OK;
 }
 
 attnd_status cli_wire_send(cli_wire *wire, attnd_client *client, const Attnd__V1__Request *request,
@@ -365,7 +432,7 @@ attnd_status cli_wire_send(cli_wire *wire, attnd_client *client, const Attnd__V1
 {
     *out = NULL;
     attnd_pending *p = take_pending(wire);
-    if (!p || !pack(p, request)) {
+    if (!p || !make_frame(p, request)) {
         if (p)
             give_pending(p);
         return attnd_fail(err, ATTND_NO_ROOM, "request = %zu bytes: no memory to send it from",
@@ -376,76 +443,142 @@ attnd_status cli_wire_send(cli_wire *wire, attnd_client *client, const Attnd__V1
     p->op = request->op_case;
     p->deadline_ms = deadline_ms;
     p->may_repeat = may_repeat;
-    p->is_repeated = p->is_cut = p->is_lost = false;
-    int error = send_bytes(p, deadline_ms);
-    if (error) {
-        attnd_status status = unsent(p, error, err);
-        give_pending(p);
-        return status;
-    }
+    attnd_status status;
     pthread_mutex_lock(&wire->lock);
-    p->is_in_flight = true;
-    if (wire->n_breaks_seen != atomic_load(&wire->n_breaks))
-        repeat_all(wire, deadline_ms);
+    p->is_repeated = p->is_answered = false;
+    if (take_turn(wire, deadline_ms)) {
+        status = send_first(p, err);
+        give_turn(wire);
+    } else {
+        status = attnd_fail(err, ATTND_TIMED_OUT, "data = %s: another request is still being sent",
+                            wire->path);
+    }
     pthread_mutex_unlock(&wire->lock);
-    *out = p;
-    return ATTND_OK;
+    if (status == ATTND_OK)
+        *out = p;
+    else
+        give_pending(p);
+    return status;
 }
 
-/* Until the reply, or the reason why there is none, is there for good. */
-static void settle(attnd_pending *p)
+/* ---- Replies ---- */
+
+/* Under lock. */
+static attnd_pending *find_in_flight(const cli_wire *wire, uint32_t number)
+{
+    for (attnd_pending *p = wire->all; p; p = p->next)
+        if (p->is_in_flight && p->number == number)
+            return p;
+    return NULL;
+}
+
+/* Hands on the whole frames in received; false when it is none that SP knows. Under lock. */
+static bool take_frames(cli_wire *wire)
+{
+    size_t done = 0;
+    while (wire->n_received - done >= HEADER) {
+        const uint8_t *at = wire->received + done;
+        uint64_t length = big_endian(at + 1, 8);
+        if (at[0] != 1 || length < 4 || length > MAX_REPLY)
+            return false;
+        size_t n = BEFORE_NUMBER + (size_t)length;
+        if (wire->n_received - done < n) {
+            if (!make_room(&wire->received, &wire->received_room, done + n))
+                return false;
+            break;
+        }
+        /* A reply nobody waits for any more is nobody's. */
+        attnd_pending *p = find_in_flight(wire, (uint32_t)big_endian(at + BEFORE_NUMBER, 4));
+        if (p && !p->is_answered) {
+            if (!make_room(&p->reply, &p->reply_room, n))
+                return false;
+            p->n_reply = n - HEADER;
+            memcpy(p->reply, at + HEADER, p->n_reply);
+            p->is_answered = true;
+        }
+        done += n;
+    }
+    wire->n_received -= done;
+    memmove(wire->received, wire->received + done, wire->n_received);
+    return true;
+}
+
+/* Reads once for all who wait. Under lock, which is given meanwhile. */
+static void read_some(cli_wire *wire, int64_t deadline_ms)
+{
+    wire->is_reading = true;
+    pthread_mutex_unlock(&wire->lock);
+    ssize_t n = -1;
+    bool is_idle = !cli_poll(wire->fd, POLLIN, deadline_ms);
+    if (!is_idle) {
+        n = recv(wire->fd, wire->received + wire->n_received,
+                 wire->received_room - wire->n_received, MSG_DONTWAIT);
+        is_idle = n < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+    pthread_mutex_lock(&wire->lock);
+    wire->is_reading = false;
+    if (n > 0)
+        wire->n_received += (size_t)n;
+    if (!is_idle && (n <= 0 || !take_frames(wire)))
+        break_off(wire);
+    pthread_cond_broadcast(&wire->changed);
+}
+
+/* False when p, whose connection broke, is not to be answered over another. Under lock. */
+static bool mend(attnd_pending *p)
 {
     cli_wire *wire = p->wire;
-    pthread_mutex_lock(&wire->lock);
-    while (!p->is_lost) {
-        while (p->is_sending) /* no longer than until its own deadline */
-            pthread_cond_wait(&wire->changed, &wire->lock);
-        unsigned n_tries = p->n_tries;
-        pthread_mutex_unlock(&wire->lock);
-        nng_aio_wait(p->aio);
-        pthread_mutex_lock(&wire->lock);
-        if (p->is_sending || p->n_tries != n_tries) /* another thread repeats it */
-            continue;
-        if (!is_cut_off(p))
-            break;
-        bool is_in_vain = wire->is_given_up && atomic_load(&wire->n_pipes) == 0;
-        p->is_lost = is_in_vain || !repeat(p, p->deadline_ms);
-        if (!p->is_lost)
-            repeat_all(wire, p->deadline_ms);
-        else if (cli_now_ms() < p->deadline_ms)
-            wire->is_given_up = true;
-    }
-    p->is_in_flight = false;
-    pthread_mutex_unlock(&wire->lock);
+    if (!p->may_repeat || p->is_repeated || wire->is_given_up || !take_turn(wire, p->deadline_ms))
+        return false;
+    bool is_whole = mend_in_turn(wire, p->deadline_ms, NULL) == ATTND_OK;
+    give_turn(wire);
+    return is_whole;
 }
 
-static attnd_status take_reply(attnd_pending *p, Attnd__V1__Reply **out, attnd_err *err)
+/* Waits until p is answered. Refuses RESTARTED, TIMED_OUT. Under lock. */
+static attnd_status await(attnd_pending *p, attnd_err *err)
 {
-    int error = nng_aio_result(p->aio);
-    if (error == NNG_ETIMEDOUT && !p->is_lost)
-        return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: no reply in time", p->wire->path);
-    if (error || p->is_lost)
-        return attnd_fail(err, ATTND_RESTARTED,
-                          "data = %s: the connection broke before the reply came", p->wire->path);
-    nng_msg *msg = nng_aio_get_msg(p->aio);
-    size_t n = nng_msg_len(msg);
-    Attnd__V1__Reply *reply = attnd__v1__reply__unpack(NULL, n, nng_msg_body(msg));
-    nng_msg_free(msg);
-    nng_aio_set_msg(p->aio, NULL);
-    if (!reply || reply->id != p->id) {
-        attnd__v1__reply__free_unpacked(reply, NULL);
-        return attnd_fail(err, ATTND_BROKEN, "reply = %zu bytes: not the reply to request %llu", n,
-                          (unsigned long long)p->id);
+    cli_wire *wire = p->wire;
+    bool has_looked = false; /* a deadline that has passed takes what has come */
+    while (!p->is_answered) {
+        if (is_cut_off(p)) {
+            if (!mend(p) && !p->is_answered)
+                return attnd_fail(err, ATTND_RESTARTED,
+                                  "data = %s: the connection broke before the reply came",
+                                  wire->path);
+            continue;
+        }
+        if (has_looked && cli_now_ms() >= p->deadline_ms)
+            return attnd_fail(err, ATTND_TIMED_OUT, "data = %s: no reply in time", wire->path);
+        has_looked = true;
+        if (wire->is_reading)
+            cli_cond_wait(&wire->changed, &wire->lock, p->deadline_ms);
+        else
+            read_some(wire, p->deadline_ms);
     }
-    *out = reply;
     return ATTND_OK;
+}
+
+static attnd_status decode(const attnd_pending *p, Attnd__V1__Reply **out, attnd_err *err)
+{
+    Attnd__V1__Reply *reply = attnd__v1__reply__unpack(NULL, p->n_reply, p->reply);
+    if (reply && reply->id == p->id) {
+        *out = reply;
+        return ATTND_OK;
+    }
+    attnd__v1__reply__free_unpacked(reply, NULL);
+    return attnd_fail(err, ATTND_BROKEN, "reply = %zu bytes: not the reply to request %llu",
+                      p->n_reply, (unsigned long long)p->id);
 }
 
 attnd_status cli_wire_receive(attnd_pending *pending, Attnd__V1__Reply **out, attnd_err *err)
 {
     *out = NULL;
-    settle(pending);
-    attnd_status status = take_reply(pending, out, err);
+    pthread_mutex_lock(&pending->wire->lock);
+    attnd_status status = await(pending, err);
+    pthread_mutex_unlock(&pending->wire->lock);
+    if (status == ATTND_OK)
+        status = decode(pending, out, err);
     give_pending(pending);
     return status;
 }

@@ -4,7 +4,7 @@
  *              │
  *     session.c                     the envelope: session, ids, statuses, the end of a session
  *              ├── buffer.c         the lease: connection to the buffer socket
- *              └── client.c         requests and replies over nng
+ *              └── client.c         requests and replies on the data socket
  */
 #ifndef ATTND_CLIENT_CLIENT_H
 #define ATTND_CLIENT_CLIENT_H
@@ -26,11 +26,24 @@ enum { CLI_RECONNECT_MS = 1000 };
 void cli_cond_init(pthread_cond_t *cond);
 bool cli_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ms);
 
+/* Waits for events of poll(2), an end or an error; false at the deadline. */
+bool cli_poll(int fd, short events, int64_t deadline_ms);
+
+/* A moment, before what did not succeed is tried again: a daemon that begins anew listens again
+ * soon. False, at once, when the time is up. */
+bool cli_rest(int64_t until_ms);
+
+/* A connected AF_UNIX socket that the caller closes; *out is -1 on refusal. Refuses UNREACHABLE and
+ * TIMED_OUT with path as field's value, NO_ROOM. */
+attnd_status cli_connect(const char *field, const char *path, int type, int64_t deadline_ms,
+                         int *out, attnd_err *err);
+
 /* ---- client.c: requests and replies ---- */
 
 typedef struct cli_wire cli_wire;
 
-/* Dials the data socket. The caller closes *out; NULL on refusal. Refuses UNREACHABLE, TIMED_OUT.
+/* Connects to the data socket. The caller closes *out; NULL on refusal. Refuses UNREACHABLE,
+ * TIMED_OUT.
  */
 attnd_status cli_wire_open(cli_wire **out, const char *path, int64_t deadline_ms, attnd_err *err);
 

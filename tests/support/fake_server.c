@@ -138,13 +138,21 @@ static fake_frame *make_frame(fake_connection *to, const uint8_t id[4], msg_aren
     return frame;
 }
 
+static void send_frame(const fake_server *server, const fake_frame *frame)
+{
+    size_t piece = server->piece ? server->piece : frame->n;
+    for (size_t done = 0; done < frame->n; done += piece)
+        send_all(frame->to->fd, frame->bytes + done,
+                 frame->n - done < piece ? frame->n - done : piece);
+}
+
 static void send_held(fake_server *server)
 {
     while (server->held) {
         fake_frame *frame = server->held;
         server->held = frame->next;
         if (!frame->to->is_over)
-            send_all(frame->to->fd, frame->bytes, frame->n);
+            send_frame(server, frame);
         free(frame);
     }
 }
@@ -185,6 +193,10 @@ static void take_request(fake_server *server, fake_connection *c, const uint8_t 
         die(server);
     if (c->is_over)
         return;
+    if (action == FAKE_JUNK) {
+        send_all(c->fd, "HTTP/1.1 400 Bad Request", 24);
+        return;
+    }
     fake_frame *frame = make_frame(c, bytes, &server->arena, &reply, action == FAKE_GARBAGE);
     frame->next = server->held;
     server->held = frame;
@@ -210,7 +222,10 @@ static void take_bytes(fake_server *server, fake_connection *c)
         for (int i = 0; i < 8; i++)
             length = length << 8 | c->bytes[1 + i];
         size_t whole = is_greeting ? 8 : 9 + length;
-        assert(whole <= sizeof c->bytes);
+        if (whole > sizeof c->bytes) { /* more than it takes, as from a daemon's max_message on */
+            c->is_over = true;
+            return;
+        }
         if (c->n < whole)
             return;
         if (!is_greeting)

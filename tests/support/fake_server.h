@@ -16,6 +16,7 @@ typedef enum fake_action {
     FAKE_HOLD,    /* the reply, when the next request that is not held is answered: before it */
     FAKE_BREAK,   /* the connection is closed */
     FAKE_GARBAGE, /* a reply of bytes that do not decode */
+    FAKE_JUNK,    /* bytes that are no message of SP */
     FAKE_DIE,     /* all connections are closed, and nobody listens any more */
 } fake_action;
 
@@ -32,6 +33,7 @@ struct fake_server {
     bool is_mute;         /* accepts on the data socket and greets nobody */
     bool is_unleased;     /* there is no buffer socket */
     unsigned n_extra_fds; /* descriptors beside the one that was asked for */
+    size_t piece;         /* bytes of a reply sent at a time; 0: all */
     void *arg;            /* the test's */
 
     char dir[64]; /* of the sockets */

@@ -81,7 +81,7 @@ if [ "$sanitized" = 0 ]; then
     }
     check "a program runs with libattnd.so" run_shared
     run_static() {
-        "${CC:-gcc}" -o "$tmp/static" "$tmp/user.o" "$lib/libattnd.a" -lnng -lprotobuf-c -pthread &&
+        "${CC:-gcc}" -o "$tmp/static" "$tmp/user.o" "$lib/libattnd.a" -lprotobuf-c -pthread &&
             [ "$("$tmp/static")" = "UNAVAILABLE UNREACHABLE: data" ]
     }
     check "a program runs with libattnd.a" run_static
