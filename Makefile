@@ -16,6 +16,7 @@ say        = $(if $(V),,@printf '  %-8s %s\n' '$(1)' '$(2)')
 
 .SUFFIXES:
 .DELETE_ON_ERROR:
+.SECONDARY:
 .PHONY: all deps run demo test check bench asan soak format lint install dist clean help
 .DEFAULT_GOAL := all
 
