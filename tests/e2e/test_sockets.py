@@ -205,7 +205,8 @@ def clients_that_never_read_are_cut_off_and_hold_up_nobody_for_long():
         if tried[-1] < 0.3:
             break
     assert min(tried) < 0.3, f"seconds without an answer: {tried}"
-    assert grown < 32 << 20, f"{grown} bytes more"
+    if not IS_SLOW:  # a sanitizer keeps freed memory for a while, to see it used
+        assert grown < 32 << 20, f"{grown} bytes more"
 
 
 @tap.test
