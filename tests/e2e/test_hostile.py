@@ -230,6 +230,41 @@ def every_wrong_field_is_named_and_changes_nothing():
 
 
 @tap.test
+def names_have_no_control_characters_and_no_rotation_has_no_numbers():
+    spec = {
+        "name": "m",
+        "layers": [{"n_heads": 1, "head_dim": 8}],
+        "groups": [{"block_size": T, "kv_dtype": "f32", "n_blocks": 1}],
+    }
+    with attnd.Client(daemon.dir) as client:
+        for name in ("a\nb", "\x1b[2J", "c1\u0085", "\x7f"):
+            wrong = tap.raises(attnd.Error, client.open_model, dict(spec, name=name))
+            tap.equal((wrong.reason, wrong.field), ("BAD_MESSAGE", "spec.name"))
+            wrong = tap.raises(attnd.Error, attnd.Client, daemon.dir, name=name)
+            tap.equal((wrong.reason, wrong.field), ("BAD_MESSAGE", "client"))
+        layer = dict(spec["layers"][0], rope={"pairing": "none", "dim": 8})
+        wrong = tap.raises(attnd.Error, client.open_model, dict(spec, layers=[layer]))
+        tap.equal((wrong.reason, wrong.field), ("BAD_ROPE", "spec.layers[0].rope.pairing"))
+        client.open_model(dict(spec, name="Größe ü"))
+
+
+@tap.test
+def many_small_parts_take_no_more_memory_than_their_bytes_allow():
+    peer = Peer()
+    try:
+        request = peer.good()
+        del request.attend.batch.tables[:]
+        for _ in range(700_000):
+            request.attend.batch.tables.add()
+        payload = request.SerializeToString()
+        assert len(payload) > 1_400_000
+        tap.equal(peer.raw.exchange(payload).status.reason, "TOO_LARGE")
+        tap.equal(peer.send(peer.good()).status.message, "")
+    finally:
+        peer.close()
+
+
+@tap.test
 def missing_parts_are_named():
     peer = Peer()
     try:
