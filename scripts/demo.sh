@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The first minute: a daemon of its own, a real (tiny) model whose attention it computes, its numbers, a
-# clean stop. Nothing is installed and nothing is left behind. With ATTND_DEMO=smollm2 (make demo
+# clean stop. Nothing is installed and nothing is left behind. With DEMO_MODEL=smollm2 (make demo
 # MODEL=smollm2) a larger one, fetched once into build/smollm2, answers $QUESTION.
 set -euo pipefail
 
@@ -10,7 +10,7 @@ python=${PYTHON:-/usr/bin/python3}
 home=$(mktemp -d "${TMPDIR:-/tmp}/attnd-demo.XXXXXX")
 run=$home/run
 daemon=
-model=${ATTND_DEMO:-austen}
+model=${DEMO_MODEL:-austen}
 
 case $model in
 austen) ;;

@@ -35,6 +35,22 @@ def it_shows_the_golden_texts_the_numbers_and_a_clean_stop():
 
 
 @tap.test
+def make_calls_it_so_that_it_runs():
+    """The very line of the Makefile, with what make adds to the environment."""
+    where = f"B={os.path.relpath(BUILD, ROOT)}"
+    dry = subprocess.run(
+        ["make", "-s", "-n", where, "demo"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    lines = [line for line in dry.stdout.splitlines() if "scripts/demo.sh" in line]
+    tap.equal(len(lines), 1)
+    done = subprocess.run(
+        ["sh", "-c", lines[0]], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    tap.equal((done.returncode, done.stderr if done.returncode else ""), (0, ""))
+    assert AUSTEN_GOLDEN[0]["text"] in done.stdout, done.stdout
+
+
+@tap.test
 def a_daemon_that_does_not_start_is_told_with_its_log():
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as build:
         os.mkdir(os.path.join(build, "bin"))
