@@ -1,10 +1,17 @@
-/* attnctl_top.c: what happened between two looks at a daemon, as rates. */
-#include "daemon/attnctl_top.h"
+/* attnctl_top.c: what happened between two looks at a daemon, as rates, every second.
+ */
+#include "daemon/attnctl.h"
 
 #include <math.h>
-#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <time.h>
+
+/* One look: results of stats.get and sessions.list. */
+typedef struct look {
+    cJSON *stats, *sessions;
+    double at_s; /* CLOCK_MONOTONIC */
+} look;
 
 /* A number, or one that is written as a string of digits; absent: 0. */
 static double number_at(const cJSON *object, const char *name)
@@ -55,7 +62,7 @@ static void add_times(cJSON *at, const cJSON *before, const cJSON *after)
     copy(at, after, "p99", "p99_us");
 }
 
-static void add_ops(cJSON *out, const ctl_look *before, const ctl_look *after, double seconds)
+static void add_ops(cJSON *out, const look *before, const look *after, double seconds)
 {
     cJSON *list = cJSON_AddArrayToObject(out, "ops");
     const cJSON *row;
@@ -75,7 +82,7 @@ static void add_ops(cJSON *out, const ctl_look *before, const ctl_look *after, d
     }
 }
 
-static void add_kernels(cJSON *out, const ctl_look *before, const ctl_look *after, double seconds)
+static void add_kernels(cJSON *out, const look *before, const look *after, double seconds)
 {
     cJSON *list = cJSON_AddArrayToObject(out, "kernels");
     const cJSON *row;
@@ -97,7 +104,7 @@ static void add_kernels(cJSON *out, const ctl_look *before, const ctl_look *afte
     }
 }
 
-static void add_sessions(cJSON *out, const ctl_look *before, const ctl_look *after, double seconds)
+static void add_sessions(cJSON *out, const look *before, const look *after, double seconds)
 {
     static const char *const names[] = {"n_in_flight", "n_models", "n_buffers", "pool_bytes",
                                         "buffer_bytes"};
@@ -116,7 +123,10 @@ static void add_sessions(cJSON *out, const ctl_look *before, const ctl_look *aft
     }
 }
 
-cJSON *ctl_top(const ctl_look *before, const ctl_look *after)
+/* An object that the caller deletes: interval_s, rates (a second), gauges (as they are), and lists
+ * ops, kernels and sessions, without the ops and kernels that did nothing meanwhile. A number that
+ * fell was set to zero in between and counts from there. */
+static cJSON *rates_between(const look *before, const look *after)
 {
     static const char *const names[] = {"requests", "refused", "query_tokens", "received_bytes",
                                         "sent_bytes"};
@@ -132,4 +142,91 @@ cJSON *ctl_top(const ctl_look *before, const ctl_look *after)
     add_kernels(out, before, after, seconds);
     add_sessions(out, before, after, seconds);
     return out;
+}
+
+/* ---- The view --------------------------------------------------------------------------------
+ */
+
+static look look_open(ctl_connection *c, const ctl_options *o)
+{
+    look out = {.stats = ctl_get(c, o, "stats.get"), .sessions = ctl_get(c, o, "sessions.list")};
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    out.at_s = (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+    return out;
+}
+
+static void look_fini(look *l)
+{
+    cJSON_Delete(l->stats);
+    cJSON_Delete(l->sessions);
+}
+
+/* "attnd 0.1.0  cpu avx2  2 threads  ready  up 75 s". */
+static void print_daemon(const cJSON *info)
+{
+    const cJSON *device = cJSON_GetObjectItemCaseSensitive(info, "device");
+    const cJSON *why = cJSON_GetObjectItemCaseSensitive(info, "why");
+    const char *waits = cJSON_GetStringValue(why);
+    char version[64], backend[32], isa[32], threads[32], uptime[32];
+    ctl_cell_text(cJSON_GetObjectItemCaseSensitive(info, "version"), version, sizeof version);
+    ctl_cell_text(cJSON_GetObjectItemCaseSensitive(device, "backend"), backend, sizeof backend);
+    ctl_cell_text(cJSON_GetObjectItemCaseSensitive(device, "isa"), isa, sizeof isa);
+    ctl_cell_text(cJSON_GetObjectItemCaseSensitive(device, "n_threads"), threads, sizeof threads);
+    ctl_cell_text(cJSON_GetObjectItemCaseSensitive(info, "uptime_ms"), uptime, sizeof uptime);
+    printf("attnd %s  %s %s  %s threads  %s  up %lld s\n", version, backend, isa, threads,
+           waits && *waits ? waits : "ready", strtoll(uptime, NULL, 10) / 1000);
+}
+
+/* Members side by side: "requests/s 20.1  refused/s 0". */
+static void print_pairs(const cJSON *object, const char *suffix)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, object)
+    {
+        char cell[64];
+        ctl_cell_text(item, cell, sizeof cell);
+        printf("%s%s%s %s", item == object->child ? "" : "  ", item->string, suffix, cell);
+    }
+    printf("\n");
+}
+
+static void print_top(const cJSON *info, const cJSON *view)
+{
+    static const char *const lists[] = {"ops", "kernels", "sessions"};
+    print_daemon(info);
+    print_pairs(cJSON_GetObjectItemCaseSensitive(view, "rates"), "/s");
+    print_pairs(cJSON_GetObjectItemCaseSensitive(view, "gauges"), "");
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(view, lists[i]);
+        printf("\n");
+        if (list->child)
+            ctl_print_table(list, 0);
+        else
+            printf("no %s\n", lists[i]);
+    }
+}
+
+int ctl_run_top(ctl_options *o)
+{
+    ctl_connection c;
+    ctl_open(&c, o);
+    look before = look_open(&c, o);
+    for (int64_t round = 0; !o->count || round < o->count; round++) {
+        ctl_sleep_ms(o->interval_ms);
+        look after = look_open(&c, o);
+        cJSON *info = ctl_get(&c, o, "server.info"), *view = rates_between(&before, &after);
+        ctl_begin_round(o, round);
+        if (o->json)
+            ctl_print_json_line(view);
+        else
+            print_top(info, view);
+        cJSON_Delete(view);
+        cJSON_Delete(info);
+        look_fini(&before);
+        before = after;
+    }
+    look_fini(&before);
+    ctl_close(&c);
+    return CTL_OK;
 }
