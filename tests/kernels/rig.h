@@ -285,9 +285,9 @@ static inline void rig_mirror(rig *x)
                  .chunk = p->mask.chunk,
                  .start = p->mask.start,
                  .end = p->mask.end},
-        .softcap = s->softcap,
-        .alibi_slopes = p->bias.alibi_slopes,
-        .sinks = p->bias.sinks,
+        .bias.softcap = s->softcap,
+        .bias.alibi_slopes = p->bias.alibi_slopes,
+        .bias.sinks = p->bias.sinks,
     };
     if (s->append) {
         const ker_rows *k = &p->append.k, *v = &p->append.v;

@@ -113,10 +113,10 @@ static double score(const ora_problem *p, uint32_t h, int64_t a, int64_t j, cons
     for (uint32_t d = 0; d < p->head_dim; d++)
         r += q[d] * k[d];
     double s = p->sm_scale * r;
-    if (p->softcap > 0)
-        s = p->softcap * tanh(s / p->softcap);
-    if (p->alibi_slopes)
-        s += p->alibi_slopes[h] * (double)(j - a);
+    if (p->bias.softcap > 0)
+        s = p->bias.softcap * tanh(s / p->bias.softcap);
+    if (p->bias.alibi_slopes)
+        s += p->bias.alibi_slopes[h] * (double)(j - a);
     return s;
 }
 
@@ -177,8 +177,8 @@ static void attend_group(const ora_problem *p, uint32_t g, int64_t t, scratch *s
         double z = out->l[row + hh], *o = out->out + (row + hh) * width;
         if (out->m[row + hh] == -INFINITY)
             continue;
-        if (p->sinks)
-            z += exp(p->sinks[g * s->group + hh] - out->m[row + hh]);
+        if (p->bias.sinks)
+            z += exp(p->bias.sinks[g * s->group + hh] - out->m[row + hh]);
         for (size_t d = 0; d < width; d++)
             o[d] /= z;
     }

@@ -9,8 +9,8 @@
 static void cos_sin_of(const ora_rope *rope, int64_t position, uint32_t n, float out[2])
 {
     double frequency = pow(rope->theta, -2.0 * n / rope->dim);
-    if (rope->linear > 0)
-        frequency /= rope->linear;
+    if (rope->scaling == ORA_SCALING_LINEAR)
+        frequency /= rope->factor;
     double angle = (double)position * frequency;
     out[0] = (float)cos(angle);
     out[1] = (float)sin(angle);

@@ -138,7 +138,7 @@ static void a_second_append_writes_the_same_bytes(void **state)
 {
     scene once, twice;
     scene_make(&once, ATTND_DTYPE_BF16);
-    once.p.rope = (ora_rope){ATTND_ROPE_GPTJ, 6, 10000, 0};
+    once.p.rope = (ora_rope){.pairing = ATTND_ROPE_GPTJ, .dim = 6, .theta = 10000};
     appends(&once);
     scene_make(&twice, ATTND_DTYPE_BF16);
     twice.p.rope = once.p.rope;
@@ -186,7 +186,7 @@ static void rotated_keys_are_rounded_twice_and_values_are_not_rotated(void **sta
     s.p.k = (ora_rows){k, sizeof k[0], sizeof k[0][0], ATTND_DTYPE_F32};
     s.p.v = (ora_rows){v, sizeof v[0], sizeof v[0][0], ATTND_DTYPE_F32};
     s.p.dtype = ATTND_DTYPE_F16;
-    s.p.rope = (ora_rope){ATTND_ROPE_NEOX, 6, 10000, 0};
+    s.p.rope = (ora_rope){.pairing = ATTND_ROPE_NEOX, .dim = 6, .theta = 10000};
     const int32_t positions[] = {100, 7, 1000}, delta[] = {0, 5};
     s.p.positions = positions;
     s.p.rope_delta = delta;
@@ -213,7 +213,7 @@ static void without_positions_a_key_is_rotated_by_its_index(void **state)
     scene s, given;
     scene_make(&s, ATTND_DTYPE_F16);
     scene_make(&given, ATTND_DTYPE_F16);
-    s.p.rope = given.p.rope = (ora_rope){ATTND_ROPE_NEOX, D, 10000, 0};
+    s.p.rope = given.p.rope = (ora_rope){.pairing = ATTND_ROPE_NEOX, .dim = D, .theta = 10000};
     const int32_t positions[] = {3, 4, 6};
     given.p.positions = positions;
     appends(&s);
@@ -226,7 +226,7 @@ static void nodes_of_a_tree_are_rotated_by_their_depth(void **state)
     scene s, given;
     scene_make(&s, ATTND_DTYPE_F16);
     scene_make(&given, ATTND_DTYPE_F16);
-    s.p.rope = given.p.rope = (ora_rope){ATTND_ROPE_NEOX, D, 10000, 0};
+    s.p.rope = given.p.rope = (ora_rope){.pairing = ATTND_ROPE_NEOX, .dim = D, .theta = 10000};
     const uint32_t words[] = {1, 2, 1};
     const int32_t depth[] = {0, 0, 0}, positions[] = {3, 3, 6};
     s.p.mask = (ora_mask){

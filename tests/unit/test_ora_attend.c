@@ -352,13 +352,13 @@ static void soft_cap_comes_after_the_scale_and_before_the_mask(void **state)
     }
     *(float *)s.q = 1;
     s.p.sm_scale = 2; /* scores 100, 0 */
-    s.p.softcap = 5;
+    s.p.bias.softcap = 5;
     const int32_t start = 0, end = 1;
     s.p.mask = (ora_mask){.kinds = ORA_MASK_VARIABLE, .start = &start, .end = &end};
     ora_result r = attends(&s.p);
     assert_row(&r, 0, 0.993307, 5.006715);
     ora_result_fini(&r);
-    s.p.softcap = 2;
+    s.p.bias.softcap = 2;
     s.p.sm_scale = 0.2; /* scores 10, 0 */
     r = attends(&s.p);
     assert_near(r.out[0], 0.880778, 1e-6);
@@ -393,7 +393,7 @@ static void a_sink_takes_its_share_and_leaves_lse_alone(void **state)
                POSITIONS);
     ora_result plain = attends(&s.p);
     const float sinks[] = {0, -INFINITY, INFINITY, 2};
-    s.p.sinks = sinks;
+    s.p.bias.sinks = sinks;
     ora_result r = attends(&s.p);
     assert_row(&r, 4, 1.0 / 3, log(2)); /* keys V = 0 and 1, the sink weighs 1 */
     assert_row(&r, 6, 0, log(2));
@@ -418,7 +418,7 @@ static void one_key_against_a_sink_of_0_is_halved(void **state)
     memset(s.q, 0, 32);
     const float sink = 0;
     ora_result plain = attends(&s.p);
-    s.p.sinks = &sink;
+    s.p.bias.sinks = &sink;
     ora_result r = attends(&s.p);
     for (int d = 0; d < 8; d++) {
         float v;
@@ -449,7 +449,7 @@ static void alibi_adds_slope_times_distance_to_the_rows_own_key(void **state)
     scene_open(&s, &(shape){1, 2, 1, 8, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {2}, {5}},
                POSITIONS);
     const float slopes[] = {0.5f, 0.25f};
-    s.p.alibi_slopes = slopes;
+    s.p.bias.alibi_slopes = slopes;
     ora_result r = attends(&s.p);
     for (int i = 0; i < 2; i++)
         for (int h = 0; h < 2; h++) {
@@ -557,9 +557,9 @@ static void random_data_gives_what_the_definition_gives(void **state)
     float sinks[6], slopes[6];
     ora_generate(1, "sinks", 0, 6, 1, ATTND_DTYPE_F32, sinks);
     ora_generate(1, "slopes", 0, 6, 0.1, ATTND_DTYPE_F32, slopes);
-    s.p.sinks = sinks;
-    s.p.alibi_slopes = slopes;
-    s.p.softcap = 3;
+    s.p.bias.sinks = sinks;
+    s.p.bias.alibi_slopes = slopes;
+    s.p.bias.softcap = 3;
     ora_result r = attends(&s.p);
     int64_t t = 0;
     for (uint32_t b = 0; b < 3; b++)
@@ -593,7 +593,7 @@ static void random_data_gives_what_the_definition_gives(void **state)
 
 static void chunked_prefill_gives_the_rows_of_one_shot(void **state)
 {
-    const ora_rope rope = {ATTND_ROPE_NEOX, 16, 10000, 0};
+    const ora_rope rope = {.pairing = ATTND_ROPE_NEOX, .dim = 16, .theta = 10000};
     const float slopes[] = {0.5f, 0.25f};
     scene whole;
     scene_open(&whole, &(shape){1, 2, 1, 24, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {12}, {12}},
@@ -604,7 +604,7 @@ static void chunked_prefill_gives_the_rows_of_one_shot(void **state)
         for (size_t split = 0; split < sizeof splits / sizeof splits[0]; split++) {
             ora_problem p = whole.p;
             p.rope = rope;
-            p.alibi_slopes = slopes;
+            p.bias.alibi_slopes = slopes;
             p.mask.window = window;
             if (window)
                 p.mask.kinds |= ORA_MASK_WINDOW;
@@ -765,10 +765,10 @@ static void parts_of_the_keys_merge_to_the_whole(void **state)
     ora_generate(1, "sinks", 0, 6, 1, ATTND_DTYPE_F32, sinks);
     const int32_t cuts[][4] = {{0, 50}, {0, 7, 50}, {0, 1, 33, 50}, {0, 40, 41, 50}};
     for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; c++) {
-        s.p.sinks = sinks;
+        s.p.bias.sinks = sinks;
         s.p.key_to = 0;
         ora_result whole = attends(&s.p), part[3];
-        s.p.sinks = NULL;
+        s.p.bias.sinks = NULL;
         uint32_t n = 0;
         for (; n < 3 && cuts[c][n] < 50; n++) {
             s.p.key_from = cuts[c][n];
@@ -914,13 +914,14 @@ static void what_is_no_problem_is_refused(void **state)
     WITH(p.kv.dtype = ATTND_DTYPE_I8, BAD_GEOMETRY, "kv.dtype = i8: f32, f16 or bf16");
     WITH(p.q.dtype = ATTND_DTYPE_I32, BAD_GEOMETRY, "q.dtype = i32: f32, f16 or bf16");
     WITH(p.kv.block_size = 0, BAD_GEOMETRY, "kv.block_size = 0: at least 1 with tables");
-    WITH(p.rope = ((ora_rope){ATTND_ROPE_GPTJ, 7, 1e4, 0}), BAD_ROPE,
+    WITH(p.rope = ((ora_rope){.pairing = ATTND_ROPE_GPTJ, .dim = 7, .theta = 1e4}), BAD_ROPE,
          "rope.dim = 7: even, 2 .. head_dim = 24");
-    WITH(p.rope = ((ora_rope){ATTND_ROPE_GPTJ, 0, 1e4, 0}), BAD_ROPE,
+    WITH(p.rope = ((ora_rope){.pairing = ATTND_ROPE_GPTJ, .dim = 0, .theta = 1e4}), BAD_ROPE,
          "rope.dim = 0: even, 2 .. head_dim = 24");
-    WITH(p.rope = ((ora_rope){ATTND_ROPE_NEOX, 26, 1e4, 0}), BAD_ROPE,
+    WITH(p.rope = ((ora_rope){.pairing = ATTND_ROPE_NEOX, .dim = 26, .theta = 1e4}), BAD_ROPE,
          "rope.dim = 26: even, 2 .. head_dim = 24");
-    WITH(p.rope = ((ora_rope){ATTND_ROPE_NEOX, 24, 0, 0}), BAD_ROPE, "rope.theta = 0: above 0");
+    WITH(p.rope = ((ora_rope){.pairing = ATTND_ROPE_NEOX, .dim = 24, .theta = 0}), BAD_ROPE,
+         "rope.theta = 0: above 0");
     WITH(p.mask.kinds = ORA_MASK_WINDOW, BAD_MASK, "mask.window = 0: at least 1");
     WITH(p.mask.kinds = ORA_MASK_CHUNK, BAD_MASK, "mask.chunk = 0: at least 1");
     WITH(p.mask.kinds = ORA_MASK_VARIABLE, BAD_MASK, "mask.start = none: both ends are needed");

@@ -37,7 +37,7 @@ static void each_pair_is_turned_by_its_angle(void **state)
     for (int k = 0; k < 2; k++)
         for (uint32_t dim = 2; dim <= D; dim += 2)
             for (size_t i = 0; i < sizeof positions / sizeof positions[0]; i++) {
-                const ora_rope rope = {pairings[k], dim, 500000, 0};
+                const ora_rope rope = {.pairing = pairings[k], .dim = dim, .theta = 500000};
                 double x[D], y[D];
                 make_row(x);
                 memcpy(y, x, sizeof x);
@@ -54,7 +54,7 @@ static void each_pair_is_turned_by_its_angle(void **state)
 
 static void position_0_changes_nothing_but_the_type(void **state)
 {
-    const ora_rope rope = {ATTND_ROPE_NEOX, D, 10000, 0};
+    const ora_rope rope = {.pairing = ATTND_ROPE_NEOX, .dim = D, .theta = 10000};
     double x[D], y[D];
     make_row(x);
     memcpy(y, x, sizeof x);
@@ -74,7 +74,12 @@ static void no_pairing_changes_nothing(void **state)
 
 static void linear_scaling_divides_the_position(void **state)
 {
-    const ora_rope plain = {ATTND_ROPE_GPTJ, D, 10000, 0}, scaled = {ATTND_ROPE_GPTJ, D, 10000, 4};
+    const ora_rope plain = {.pairing = ATTND_ROPE_GPTJ, .dim = D, .theta = 10000},
+                   scaled = {.pairing = ATTND_ROPE_GPTJ,
+                             .dim = D,
+                             .theta = 10000,
+                             .scaling = ORA_SCALING_LINEAR,
+                             .factor = 4};
     double x[D], y[D];
     make_row(x);
     make_row(y);
@@ -85,7 +90,7 @@ static void linear_scaling_divides_the_position(void **state)
 
 static void a_score_depends_on_the_distance_alone(void **state)
 {
-    const ora_rope rope = {ATTND_ROPE_NEOX, D, 10000, 0};
+    const ora_rope rope = {.pairing = ATTND_ROPE_NEOX, .dim = D, .theta = 10000};
     double want = 0;
     for (int64_t shift = 0; shift < 5000; shift += 613) {
         double q[D], k[D], r = 0;
@@ -126,7 +131,7 @@ static void attend_rotates_q_like_append_rotates_k(void **state)
                             .n_blocks = 1,
                             .block_size = 8,
                             .dtype = ATTND_DTYPE_F32},
-                     .rope = {ATTND_ROPE_NEOX, 2, 10000, 0},
+                     .rope = {.pairing = ATTND_ROPE_NEOX, .dim = 2, .theta = 10000},
                      .mask.kinds = ORA_MASK_CAUSAL};
     attnd_err err;
     p.q_len = &kv_len; /* the whole of k is new */
