@@ -9,7 +9,6 @@
  *                              └─▶ engine ─┘
  */
 #include "daemon/control.h"
-#include "daemon/stale.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -17,12 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "daemon/control_methods.h"
 #include "daemon/log.h"
+#include "daemon/socket.h"
 #include "daemon/stats.h"
 
 enum {
@@ -732,20 +731,10 @@ static void client_close(client *c)
         after_reply(control->deps.server);
 }
 
-/* Root and the daemon's own user only. */
-static bool peer_is_allowed(const uv_pipe_t *pipe)
+static bool peer_is_ours(const uv_pipe_t *pipe)
 {
-    struct ucred peer;
-    socklen_t n = sizeof peer;
     uv_os_fd_t fd;
-    if (uv_fileno((const uv_handle_t *)pipe, &fd) < 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) < 0)
-        return false;
-    if (peer.uid == geteuid() || peer.uid == 0)
-        return true;
-    srv_log(SRV_WARN, "control client refused  uid=%u", (unsigned)peer.uid);
-    srv_stats_add(SRV_COUNT_connections_refused, 1);
-    return false;
+    return uv_fileno((const uv_handle_t *)pipe, &fd) == 0 && srv_socket_is_ours(fd);
 }
 
 /* Says that there is no room, in a message of its own, and hangs up. */
@@ -788,7 +777,7 @@ static void on_connection(uv_stream_t *listener, int status)
         c->next->prev = c;
     control->clients = c;
     control->n_clients++;
-    if (uv_accept(listener, (uv_stream_t *)&c->pipe) < 0 || !peer_is_allowed(&c->pipe))
+    if (uv_accept(listener, (uv_stream_t *)&c->pipe) < 0 || !peer_is_ours(&c->pipe))
         client_close(c);
     else if (control->n_clients > MAX_CLIENTS)
         client_turn_away(c);
@@ -800,30 +789,6 @@ static void on_control_handle_closed(uv_handle_t *handle);
 
 /* ---- The socket -------------------------------------------------------------------------------
  */
-
-/* Bound here and not by libuv, which cuts a path that is too long. */
-static attnd_status socket_bind(const char *path, int *out, attnd_err *err)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path)
-        return attnd_fail(err, ATTND_UNREACHABLE,
-                          "control = %s: a socket's path has at most %zu bytes", path,
-                          sizeof address.sun_path - 1);
-    memcpy(address.sun_path, path, strlen(path) + 1);
-    TRY(srv_stale_remove(path, err));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* Nobody can connect between bind and listen, so the mode is right in time. */
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) < 0 ||
-        chmod(path, 0600) < 0) {
-        attnd_status status =
-            attnd_fail(err, ATTND_UNREACHABLE, "control = %s: %s", path, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        return status;
-    }
-    *out = fd;
-    return ATTND_OK;
-}
 
 /* The engine thread sends to control->returned as long as a snapshot is out. */
 static void control_free_if_closed(srv_control *control)
@@ -850,7 +815,8 @@ attnd_status srv_control_open(srv_control **out, uv_loop_t *loop, const char *pa
 {
     int fd = -1;
     *out = NULL;
-    TRY(socket_bind(path, &fd, err));
+    /* Not by libuv, which cuts a path that is too long. */
+    TRY(srv_socket_listen(&fd, SOCK_STREAM, path, err));
     srv_control *control = calloc(1, sizeof *control);
     if (!control) {
         close(fd);

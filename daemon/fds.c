@@ -7,13 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "daemon/log.h"
 #include "daemon/session.h"
-#include "daemon/stale.h"
+#include "daemon/socket.h"
 #include "proto/message.h"
 
 enum { MAX_CONNECTIONS = 1024, FD_NONE = 0, FD_MEMFD = 1 };
@@ -44,6 +42,7 @@ struct srv_fds {
     uv_poll_t poll;
     uv_async_t async;
     int socket;
+    int spare; /* srv_socket_accept's */
     char path[108];
     bool is_closing;
     int n_handles; /* of ours, not yet closed */
@@ -247,17 +246,12 @@ static void on_answered(uv_async_t *async)
 static void on_client(uv_poll_t *poll, int status, int events)
 {
     srv_fds *fds = poll->data;
-    struct ucred peer = {.uid = (uid_t)-1};
-    socklen_t n = sizeof peer;
-    int fd = accept4(fds->socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = srv_socket_accept(fds->socket, &fds->spare);
     if (fd < 0)
         return;
     holder *h = calloc(1, sizeof *h);
-    if (!h || fds->n_holders >= MAX_CONNECTIONS ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) ||
-        (peer.uid != geteuid() && peer.uid != 0) || uv_poll_init(poll->loop, &h->poll, fd)) {
-        srv_log(SRV_WARN, "buffer connection refused  uid=%d open=%d", (int)peer.uid,
-                fds->n_holders);
+    if (!h || fds->n_holders >= MAX_CONNECTIONS || uv_poll_init(poll->loop, &h->poll, fd)) {
+        srv_log(SRV_WARN, "buffer connection refused  open=%d", fds->n_holders);
         srv_stats_add(SRV_COUNT_connections_refused, 1);
         free(h);
         close(fd);
@@ -276,23 +270,6 @@ static void on_client(uv_poll_t *poll, int status, int events)
     uv_poll_start(&h->poll, UV_READABLE | UV_DISCONNECT, on_packet);
 }
 
-static attnd_status listen_at(srv_fds *fds, const char *path, attnd_err *err)
-{
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof at.sun_path)
-        return attnd_fail(err, ATTND_UNREACHABLE,
-                          "%s: longer than a socket's path may be, %zu bytes", path,
-                          sizeof at.sun_path - 1);
-    TRY(srv_stale_remove(path, err));
-    strcpy(at.sun_path, path);
-    strcpy(fds->path, path);
-    fds->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fds->socket < 0 || bind(fds->socket, (struct sockaddr *)&at, sizeof at) ||
-        chmod(path, 0600) || listen(fds->socket, 128))
-        return attnd_fail(err, ATTND_UNREACHABLE, "%s: %s", path, strerror(errno));
-    return ATTND_OK;
-}
-
 attnd_status srv_fds_open(srv_fds **out, uv_loop_t *loop, const char *path, srv_engine *engine,
                           attnd_err *err)
 {
@@ -301,14 +278,13 @@ attnd_status srv_fds_open(srv_fds **out, uv_loop_t *loop, const char *path, srv_
     if (!fds)
         return attnd_fail(err, ATTND_NO_ROOM, "buffer socket: no memory");
     fds->engine = engine;
-    fds->socket = -1;
-    attnd_status status = listen_at(fds, path, err);
+    fds->spare = -1;
+    attnd_status status = srv_socket_listen(&fds->socket, SOCK_SEQPACKET, path, err);
     if (status != ATTND_OK) {
-        if (fds->socket >= 0)
-            close(fds->socket);
         free(fds);
         return status;
     }
+    strcpy(fds->path, path);
     pthread_mutex_init(&fds->lock, NULL);
     uv_poll_init(loop, &fds->poll, fds->socket);
     uv_async_init(loop, &fds->async, on_answered);
@@ -332,5 +308,7 @@ void srv_fds_close(srv_fds *fds)
         end(h);
     }
     close(fds->socket);
+    if (fds->spare >= 0)
+        close(fds->spare);
     close_async(fds);
 }

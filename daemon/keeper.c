@@ -25,7 +25,7 @@
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/shm.h"
-#include "daemon/stale.h"
+#include "daemon/socket.h"
 #include "daemon/store.h"
 
 /* ---- The lock ---- */
@@ -335,7 +335,7 @@ static void sockets_unlink(const char *dir)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[PATH_MAX];
         if (snprintf(path, sizeof path, "%s/%s", dir, names[i]) < (int)sizeof path)
-            srv_stale_remove(path, NULL);
+            srv_socket_remove(path, NULL);
     }
 }
 

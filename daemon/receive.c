@@ -15,8 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include <uthash.h>
 #include <uv.h>
@@ -24,7 +22,7 @@
 #include "daemon/log.h"
 #include "daemon/road.h"
 #include "daemon/session.h"
-#include "daemon/stale.h"
+#include "daemon/socket.h"
 
 enum {
     MAX_CONNECTIONS = 4096,
@@ -84,6 +82,7 @@ struct srv_receive {
     uv_timer_t tick;
     uv_poll_t listener;
     int listening; /* -1: not */
+    int spare;     /* srv_socket_accept's */
     char path[108];
     pthread_t thread;
     bool has_thread;
@@ -458,22 +457,14 @@ static void on_io(uv_poll_t *poll, int status, int events)
  * --------------------------------------------------------------------------
  */
 
-static bool is_ours(int fd)
-{
-    struct ucred peer = {.uid = (uid_t)-1};
-    socklen_t n = sizeof peer;
-    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) &&
-           (peer.uid == geteuid() || peer.uid == 0);
-}
-
 static void on_client(uv_poll_t *poll, int status, int events)
 {
     srv_receive *receive = poll->data;
-    int fd = accept4(receive->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = srv_socket_accept(receive->listening, &receive->spare);
     if (fd < 0)
         return;
     connection *c = calloc(1, sizeof *c);
-    if (!c || !is_ours(fd) || HASH_COUNT(receive->connections) >= MAX_CONNECTIONS ||
+    if (!c || HASH_COUNT(receive->connections) >= MAX_CONNECTIONS ||
         uv_poll_init(&receive->loop, &c->poll, fd)) {
         srv_stats_add(SRV_COUNT_connections_refused, 1);
         free(c);
@@ -535,7 +526,9 @@ static void close_listener(srv_receive *receive)
         return;
     uv_close((uv_handle_t *)&receive->listener, NULL);
     close(receive->listening);
-    receive->listening = -1;
+    if (receive->spare >= 0)
+        close(receive->spare);
+    receive->listening = receive->spare = -1;
     unlink(receive->path);
 }
 
@@ -612,7 +605,7 @@ attnd_status srv_receive_open(srv_receive **out, srv_engine *engine, attnd_err *
     }
     receive->engine = engine;
     receive->slots = slots;
-    receive->listening = -1;
+    receive->listening = receive->spare = -1;
     receive->starved_end = &receive->starved;
     pthread_mutex_init(&receive->lock, NULL);
     uv_async_init(&receive->loop, &receive->async, on_async);
@@ -642,23 +635,9 @@ attnd_status srv_receive_open(srv_receive **out, srv_engine *engine, attnd_err *
 
 attnd_status srv_receive_listen(srv_receive *receive, const char *path, attnd_err *err)
 {
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof at.sun_path)
-        return attnd_fail(err, ATTND_UNREACHABLE,
-                          "%s: longer than a socket's path may be, %zu bytes", path,
-                          sizeof at.sun_path - 1);
-    TRY(srv_stale_remove(path, err));
-    memcpy(at.sun_path, path, strlen(path) + 1);
-    memcpy(receive->path, path, strlen(path) + 1);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* Nobody can connect between bind and listen, so the mode is right in time. */
-    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) || chmod(path, 0600) ||
-        listen(fd, SOMAXCONN)) {
-        attnd_status status = attnd_fail(err, ATTND_UNREACHABLE, "%s: %s", path, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        return status;
-    }
+    int fd;
+    TRY(srv_socket_listen(&fd, SOCK_STREAM, path, err));
+    strcpy(receive->path, path);
     pthread_mutex_lock(&receive->lock);
     receive->listening = fd;
     receive->listens = true;

@@ -20,7 +20,7 @@
     X(received_bytes, "bytes of requests")                                                         \
     X(sent_bytes, "bytes of replies")                                                              \
     X(connections, "connections accepted on the data socket")                                      \
-    X(connections_refused, "connections refused for their uid")                                    \
+    X(connections_refused, "connections refused: another user, or one too many")                   \
     X(disconnects, "connections of the data socket that ended")                                    \
     X(send_timeouts, "replies a client did not read in time")                                      \
     X(sessions_opened, "sessions made by Hello")                                                   \

@@ -1088,13 +1088,13 @@ static void a_path_that_cannot_be_bound_is_refused(void **state)
     attnd_err err;
     char path[256], wanted[512];
     snprintf(path, sizeof path, "%s/%0100d", f->dir, 0);
-    snprintf(wanted, sizeof wanted, "control = %s: a socket's path has at most 107 bytes", path);
+    snprintf(wanted, sizeof wanted, "socket = %s: a socket's path has at most 107 bytes", path);
     assert_int_equal(srv_control_open(&f->control, &f->loop, path, &f->deps, &err),
                      ATTND_UNAVAILABLE);
     assert_null(f->control);
     assert_int_equal(err.reason, ATTND_UNREACHABLE);
     assert_string_equal(err.text, wanted);
-    snprintf(wanted, sizeof wanted, "%s: is there and is no socket; it is left alone", f->path);
+    snprintf(wanted, sizeof wanted, "socket = %s: is there and is no socket; it is left alone", f->path);
     int fd = open(f->path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     close(fd);
     assert_int_equal(srv_control_open(&f->control, &f->loop, f->path, &f->deps, &err),
@@ -1103,7 +1103,7 @@ static void a_path_that_cannot_be_bound_is_refused(void **state)
     assert_string_equal(err.text, wanted);
     assert_int_equal(unlink(f->path), 0);
     snprintf(path, sizeof path, "%s/none/control", f->dir);
-    snprintf(wanted, sizeof wanted, "control = %s: No such file or directory", path);
+    snprintf(wanted, sizeof wanted, "socket = %s: No such file or directory", path);
     assert_int_equal(srv_control_open(&f->control, &f->loop, path, &f->deps, &err),
                      ATTND_UNAVAILABLE);
     assert_null(f->control);
