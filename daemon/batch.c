@@ -131,6 +131,11 @@ static attnd_status read_table(srv_request *request, msg_arena *arena, const msg
     table->length = length;
     table->given = true;
     TRY(check_fits(batch, group, table, err));
+    /* An update counts new blocks from here on: what a wide row has behind them is padding. */
+    for (uint32_t b = 0; b < n_seqs; b++) {
+        int64_t blocks = kv_geometry_blocks(&group->geometry, batch->lengths.kv_len[b]);
+        length[b] = length[b] < blocks ? length[b] : blocks;
+    }
     return srv_ints_copy(request, arena, &msg->block_ids, field, n, INT64_MAX / 8, &table->ids, &n,
                          err);
 }

@@ -14,7 +14,7 @@ typedef struct srv_table {
     bool given;
     const int32_t *ids;
     const int64_t *first;  /* [n_seqs] */
-    const int64_t *length; /* [n_seqs] */
+    const int64_t *length; /* [n_seqs] of its blocks, ceil(kv_len / block_size) at most */
     size_t index;          /* of the message's list: "batch.tables[index]" */
     const int64_t *n_kept; /* [n_seqs] entries of a row that an update took over; NULL: none */
     const int64_t *n_sent; /* [n_seqs] where the row's new entries begin in the message */

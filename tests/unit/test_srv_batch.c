@@ -324,6 +324,29 @@ static void an_update_adds_the_new_blocks(void **state)
     assert_int_equal(f->batch.table[0].length[1], 1);
 }
 
+static void an_update_counts_from_the_blocks_not_from_a_rows_width(void **state)
+{
+    fixture *f = *state;
+    srv_batch next;
+    msg_table appended = {.width = 1, .block_ids = INTS(-1, 6)};
+    f->msg.q_lens = INTS(1, 1);
+    f->msg.kv_lens = INTS(9, 4);
+    f->table.width = 3;
+    f->table.block_ids = INTS(7, 0, 2, 3, -1, -1);
+    assert_int_equal(read_batch(f, true), ATTND_OK);
+    msg_plan_update update = {.kv_lens = INTS(10, 5), .appended = &appended, .n_appended = 1};
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_OK);
+    const int32_t want[] = {7, 0, 2, 3, 6};
+    assert_memory_equal(next.table[0].ids, want, sizeof want);
+    appended = (msg_table){.block_ids = INTS(6)};
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_OK);
+    assert_memory_equal(next.table[0].ids, want, sizeof want);
+    /* What lay behind kv_len was never checked, so it is not taken for a block. */
+    update.n_appended = 0;
+    assert_int_equal(read_update(f, &update, true, &next), ATTND_INVALID_ARGUMENT);
+    assert_string_equal(f->err.text, "update.appended: group 0 needs 1 more blocks");
+}
+
 static void an_update_may_shrink_a_sequence(void **state)
 {
     fixture *f = *state;
@@ -429,6 +452,7 @@ int main(void)
         T_(a_ring_may_overwrite_only_what_no_row_sees),
         T_(positions_are_not_negative),
         T_(an_update_adds_the_new_blocks),
+        T_(an_update_counts_from_the_blocks_not_from_a_rows_width),
         T_(an_update_may_shrink_a_sequence),
         T_(an_update_is_checked_as_a_batch_is),
         T_(what_a_plan_was_made_with_an_update_brings_anew),
