@@ -3,8 +3,8 @@
 
     generate.py --model tests/data/austen1m.bf16.bin --prompt "Mr. Darcy was" --prompt "She could"
 
-All prompts are one batch: one prefill call a layer, then a decode step a token, with paged KV in a
-pool whose blocks this program hands out, in shuffled order. --attention local computes attention
+All prompts are one batch: a prefill, then a decode step a token, each a plan and a Step a layer by it,
+with paged KV in a pool whose blocks this program hands out, in shuffled order. --attention local computes attention
 here instead, without attnd and without its code, rounding q, k, v and the output to the same dtype:
 the tokens must be the same.
 
@@ -296,7 +296,12 @@ class LocalAttention:
 
 
 class AttndAttention:
-    """Every layer's attention as a call to the daemon; q, k, v and out lie in one shared buffer."""
+    """Every layer's attention as a Step of one layer; q, k, v and out lie in one shared buffer.
+
+    The lengths and block tables of a forward go to the daemon once, not with every layer: a plan of
+    the prompts, then one of the decode steps. The first Step of each later forward updates that plan
+    with the new lengths and the new blocks alone.
+    """
 
     name = "attnd"
 
@@ -308,7 +313,9 @@ class AttndAttention:
         n_blocks = sum(-(-n // BLOCK_SIZE) for n in max_lens)
         # Blocks may lie in any order: a fixed shuffle shows it, and runs stay alike.
         self.free_blocks = np.random.default_rng(1).permutation(n_blocks).tolist()
-        self.n_calls, self.call_s, self.device_us = 0, 0.0, 0
+        self.plan, self.n_contexts, self.update = None, None, None
+        self.n_plans, self.n_updates = 0, 0
+        self.n_steps, self.step_s, self.device_us = 0, 0.0, 0
         layer = attnd.Layer(
             n_heads=config.n_heads,
             n_kv_heads=config.n_kv_heads,
@@ -330,46 +337,61 @@ class AttndAttention:
         heads = {"q": c.n_heads, "k": c.n_kv_heads, "v": c.n_kv_heads, "out": c.n_heads}
         room = n_rows * c.n_heads * c.head_dim * 4  # bytes, enough for each at the widest dtype
         buffer = self.client.create_buffer(len(heads) * room)
+        # A Step's tensors have its layers in front; here it is one.
         self.tensors = {
-            name: buffer.view(dtype, (n_rows, n, c.head_dim), offset=i * room)
+            name: buffer.view(dtype, (1, n_rows, n, c.head_dim), offset=i * room)
             for i, (name, n) in enumerate(heads.items())
         }
 
     def begin(self, q_lens):
+        # The first forward brings the prompts; from then on it is one token a sequence.
+        n_contexts = 0 if self.kv_lens.any() else len(q_lens)
         self.kv_lens = self.kv_lens + q_lens
-        for table, kv_len in zip(self.tables, self.kv_lens):
-            while len(table) * BLOCK_SIZE < kv_len:
-                table.append(self.free_blocks.pop())
         self.positions = positions_of(q_lens, self.kv_lens)
-        # The first call of a sequence brings its prompt; from then on it is one token a step.
-        is_prefill = bool((self.kv_lens == q_lens).all())
-        self.batch = {
-            "q_lens": np.asarray(q_lens),
-            "kv_lens": self.kv_lens,
-            "tables": self.tables,
-            "n_contexts": len(q_lens) if is_prefill else 0,
-        }
+        new_blocks = [self.grow(table, n) for table, n in zip(self.tables, self.kv_lens)]
+        lens = {"q_lens": q_lens, "kv_lens": self.kv_lens}
+        if n_contexts == self.n_contexts:
+            self.update = {**lens, "appended": new_blocks if any(new_blocks) else None}
+            self.n_updates += 1
+            return
+        # An update cannot make contexts generations.
+        if self.plan:
+            self.plan.drop()
+        self.plan = self.client.create_plan(
+            self.model, **lens, tables=self.tables, n_contexts=n_contexts
+        )
+        self.n_contexts = n_contexts
+        self.n_plans += 1
+
+    def grow(self, table, kv_len):
+        """The blocks that a table has now for kv_len tokens and had not before."""
+        n_new = max(0, -(-int(kv_len) // BLOCK_SIZE) - len(table))
+        new = [self.free_blocks.pop() for _ in range(n_new)]
+        table += new
+        return new
 
     def attend(self, layer, q, k, v):
         if self.angles:
             q, k = self.angles.rotate(q, self.positions), self.angles.rotate(k, self.positions)
-        rows = {name: tensor[: len(q)] for name, tensor in self.tensors.items()}
+        rows = {name: tensor[:, : len(q)] for name, tensor in self.tensors.items()}
         for name, values in (("q", q), ("k", k), ("v", v)):
             rows[name].set(values)
+        update, self.update = self.update, None
         begin = time.perf_counter()
-        reply = self.client.attend(self.model, layer, **rows, **self.batch)
-        self.call_s += time.perf_counter() - begin
-        self.n_calls += 1
+        reply = self.client.step(self.plan, layer, 1, **rows, update=update)
+        self.step_s += time.perf_counter() - begin
+        self.n_steps += 1
         self.device_us += reply.device_us
-        return rows["out"].float32()
+        return rows["out"].float32()[0]
 
     def stats(self):
         device = self.client.info.device
         return [
             f"attnd {self.client.info.version}: {device.backend}, {device.name}, "
             f"{device.n_threads} threads",
-            f"attend: {self.n_calls} calls, {self.call_s / self.n_calls * 1e6:.0f} us each, "
-            f"of which {self.device_us / self.n_calls:.0f} us computing",
+            f"plans: {self.n_plans}, updated {self.n_updates} times",
+            f"steps of one layer: {self.n_steps}, {self.step_s / self.n_steps * 1e6:.0f} us each, "
+            f"of which {self.device_us / self.n_steps:.0f} us computing",
         ]
 
     def close(self):

@@ -8,7 +8,7 @@ import sys
 from support import BUILD, ROOT, Daemon
 
 import tap
-from models import AUSTEN, AUSTEN_GOLDEN, STORIES_GOLDEN, stories, tokens_of
+from models import AUSTEN, AUSTEN_GOLDEN, STORIES_GOLDEN, generate, stories, tokens_of
 
 daemon = None
 
@@ -19,6 +19,11 @@ def both(path, prompts, n_tokens, dtype, rope="attnd"):
     tokens, texts = tokens_of("attnd", path, prompts, n_tokens, dtype, rope, daemon.dir)
     tap.equal(tokens, local)
     return texts
+
+
+def ops():
+    """Requests that the daemon has answered, by op."""
+    return {one["op"]: int(one["count"]) for one in daemon.rpc("stats.get")["ops"]}
 
 
 @tap.test
@@ -103,8 +108,40 @@ def the_command_speaks_through_the_daemon():
         (done.returncode, done.stdout), (0, "".join(one["text"] + "\n" for one in AUSTEN_GOLDEN))
     )
     assert "tokens/s; attention: attnd, f16" in done.stderr, done.stderr
-    # 4 layers, a prefill and 127 decode steps.
-    assert "attend: 512 calls, " in done.stderr, done.stderr
+    # 4 layers, a prefill and 127 decode steps, of which the first makes a plan.
+    assert "plans: 2, updated 126 times\nsteps of one layer: 512, " in done.stderr, done.stderr
+
+
+@tap.test
+def a_layer_is_a_step_of_a_plan_that_the_first_layers_step_updates():
+    n_layers, n_tokens = 4, 40
+    before = ops()
+    texts = both(AUSTEN, [one["prompt"] for one in AUSTEN_GOLDEN], n_tokens, "f32")
+    for text, one in zip(texts, AUSTEN_GOLDEN):
+        assert one["text"].startswith(text), text
+    counts = {op: n - before.get(op, 0) for op, n in ops().items() if n != before.get(op)}
+    # A plan of the prompts, dropped for that of the decode steps. No Attend, and no UpdatePlan:
+    # an update takes no round trip of its own.
+    wanted = {"hello": 1, "open_model": 1, "create_buffer": 1, "goodbye": 1}
+    wanted.update(create_plan=2, drop_plan=1, step=n_tokens * n_layers)
+    tap.equal(counts, wanted)
+
+
+@tap.test
+def a_decode_step_sends_the_same_however_long_its_context_is():
+    config, weights, tokenizer = generate.load(AUSTEN)
+    prompt, n_tokens = tokenizer.encode("She could not "), 161
+    attention = generate.open_attention(
+        "attnd", config, "f32", "attnd", [prompt], n_tokens, daemon.dir
+    )
+    received = []
+    for _ in generate.generate(config, weights, attention, [prompt], n_tokens):
+        received.append(daemon.counter("received_bytes"))
+    attention.close()
+    # 16 tokens each, so one new block each, behind 2 blocks and behind 10.
+    early, late = received[32] - received[16], received[160] - received[144]
+    # The request's own number takes a byte more.
+    assert early <= late <= early + 16 * config.n_layers, (early, late)
 
 
 @tap.test
