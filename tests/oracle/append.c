@@ -4,6 +4,7 @@
 
 #include "tests/oracle/batch.h"
 #include "tests/oracle/codec.h"
+#include "tests/oracle/kv.h"
 
 /* Where a token goes: its slot, or -1. */
 static attnd_status target_of(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
@@ -83,11 +84,11 @@ static void append_token(const ora_batch *batch, const ora_problem *p, uint32_t 
     for (uint32_t g = 0; g < p->n_kv_heads; g++) {
         const char *k = (const char *)p->k.base + t * p->k.token_stride + g * p->k.head_stride;
         const char *v = (const char *)p->v.base + t * p->v.token_stride + g * p->v.head_stride;
-        char *to = ora_batch_at(p, 0, g, slot);
+        char *to = ora_kv_at(&p->kv, 0, g, slot);
         store(to, p->kv.dtype, k, p->k.dtype, p->head_dim, x);
         if (rotates)
             store_rotated(p, to, k, cos_sin, x);
-        store(ora_batch_at(p, 1, g, slot), p->kv.dtype, v, p->v.dtype, p->head_dim_v, x);
+        store(ora_kv_at(&p->kv, 1, g, slot), p->kv.dtype, v, p->v.dtype, p->head_dim_v, x);
     }
 }
 
