@@ -24,8 +24,8 @@
 #include "kernels/attention.h"
 #include "tests/oracle/codec.h"
 #include "tests/oracle/generate.h"
+#include "tests/oracle/near.h"
 #include "tests/oracle/oracle.h"
-#include "tests/support/near.h"
 
 #define RIG_MAX_SEQS 80
 #define RIG_CANARY 0xA7

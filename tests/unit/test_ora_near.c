@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "tests/oracle/codec.h"
-#include "tests/support/near.h"
+#include "tests/oracle/near.h"
 
 /* Two tokens of two heads, two channels: made by hand, rows t·2 + h. */
 static double out[8], lse[4], m[4], l[4], vmax[4];

@@ -1,5 +1,5 @@
 /* near.c: is an output near enough? */
-#include "tests/support/near.h"
+#include "tests/oracle/near.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -4,8 +4,8 @@
  * fails wherever the oracle has none, -inf must match exactly, a row that sees nothing is 0
  * exactly, a row that sees one key and has no sink is that value rounded once.
  */
-#ifndef ATTND_TESTS_SUPPORT_NEAR_H
-#define ATTND_TESTS_SUPPORT_NEAR_H
+#ifndef ATTND_TESTS_ORACLE_NEAR_H
+#define ATTND_TESTS_ORACLE_NEAR_H
 
 #include <stdbool.h>
 
