@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/oracle/batch.h"
-#include "tests/oracle/codec.h"
+#include "tests/oracle/kv.h"
+#include "tests/oracle/query.h"
 
 /* What one row needs; arrays hold the longest sequence. */
 typedef struct scratch {
@@ -89,22 +89,6 @@ static attnd_status find_keys(const ora_batch *batch, const ora_problem *p, uint
     return ATTND_OK;
 }
 
-static void load_q(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i, scratch *s)
-{
-    int64_t t = batch->q_first[b] + i;
-    bool rotates = p->rope.pairing != ATTND_ROPE_NONE;
-    if (rotates)
-        ora_rope_table(&p->rope, ora_batch_position(batch, p, b, i), s->cos_sin);
-    for (uint32_t h = 0; h < p->n_heads; h++) {
-        double *q = s->q + (size_t)h * p->head_dim;
-        ora_decode(p->q.dtype,
-                   (const char *)p->q.base + t * p->q.token_stride + h * p->q.head_stride,
-                   p->head_dim, q);
-        if (rotates)
-            ora_rope_apply(&p->rope, s->cos_sin, p->dtype, q);
-    }
-}
-
 /* s_j of §1: scale, cap, bias. */
 static double score(const ora_problem *p, uint32_t h, int64_t a, int64_t j, const double *q,
                     const double *k)
@@ -121,10 +105,10 @@ static double score(const ora_problem *p, uint32_t h, int64_t a, int64_t j, cons
 }
 
 /* Scores of every visible key for the query heads of kv head g. */
-static void score_group(const ora_problem *p, uint32_t g, int64_t a, scratch *s)
+static void score_group(const ora_problem *p, uint32_t b, uint32_t g, int64_t a, scratch *s)
 {
     for (int64_t n = 0; n < s->n_visible; n++) {
-        ora_decode(p->kv.dtype, ora_batch_at(p, 0, g, s->slots[n]), p->head_dim, s->k);
+        ora_kv_load(p, &p->kv, 0, b, g, s->slots[n], s->k);
         for (uint32_t hh = 0; hh < s->group; hh++) {
             uint32_t h = g * s->group + hh;
             s->scores[hh * s->max_kv + n] =
@@ -153,7 +137,8 @@ static void normalise(double *scores, int64_t n, double *m, double *l)
 }
 
 /* O, LSE, m, l of the query heads of kv head g at packed row t. */
-static void attend_group(const ora_problem *p, uint32_t g, int64_t t, scratch *s, ora_result *out)
+static void attend_group(const ora_problem *p, uint32_t b, uint32_t g, int64_t t, scratch *s,
+                         ora_result *out)
 {
     size_t row = (size_t)t * p->n_heads + (size_t)g * s->group, width = p->head_dim_v;
     for (uint32_t hh = 0; hh < s->group; hh++) {
@@ -162,7 +147,7 @@ static void attend_group(const ora_problem *p, uint32_t g, int64_t t, scratch *s
         out->n_visible[row + hh] = s->n_visible;
     }
     for (int64_t n = 0; n < s->n_visible; n++) {
-        ora_decode(p->kv.dtype, ora_batch_at(p, 1, g, s->slots[n]), p->head_dim_v, s->v);
+        ora_kv_load(p, &p->kv, 1, b, g, s->slots[n], s->v);
         for (uint32_t hh = 0; hh < s->group; hh++) {
             if (out->m[row + hh] == -INFINITY)
                 continue;
@@ -191,10 +176,10 @@ static attnd_status attend_rows(const ora_batch *batch, const ora_problem *p, sc
         for (int32_t i = 0; i < p->q_len[b]; i++) {
             int64_t a = (int64_t)p->kv_len[b] - p->q_len[b] + i;
             TRY(find_keys(batch, p, b, i, s, err));
-            load_q(batch, p, b, i, s);
+            ora_q_load(batch, p, b, i, s->cos_sin, s->q);
             for (uint32_t g = 0; g < p->n_kv_heads; g++) {
-                score_group(p, g, a, s);
-                attend_group(p, g, batch->q_first[b] + i, s, out);
+                score_group(p, b, g, a, s);
+                attend_group(p, b, g, batch->q_first[b] + i, s, out);
             }
         }
     return ATTND_OK;
@@ -203,9 +188,7 @@ static attnd_status attend_rows(const ora_batch *batch, const ora_problem *p, sc
 attnd_status ora_attend(const ora_problem *p, ora_result *out, attnd_err *err)
 {
     *out = (ora_result){0};
-    if (!ora_codec_has(p->q.dtype))
-        return attnd_fail(err, ATTND_BAD_GEOMETRY, "q.dtype = %s: f32, f16 or bf16",
-                          attnd_dtype_name(p->q.dtype));
+    TRY(ora_q_check(p, err));
     ora_batch batch;
     scratch s = {0};
     attnd_status status = ora_batch_init(&batch, p, err);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "tests/oracle/codec.h"
+#include "tests/oracle/kv.h"
 
 static attnd_status check_counts(const ora_problem *p, attnd_err *err)
 {
@@ -17,12 +18,9 @@ static attnd_status check_counts(const ora_problem *p, attnd_err *err)
     if (!ora_codec_has(p->dtype))
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "dtype = %s: f32, f16 or bf16",
                           attnd_dtype_name(p->dtype));
-    if (!ora_codec_has(p->kv.dtype))
-        return attnd_fail(err, ATTND_BAD_GEOMETRY, "kv.dtype = %s: f32, f16 or bf16",
-                          attnd_dtype_name(p->kv.dtype));
     if (p->block_ids && p->kv.block_size == 0)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "kv.block_size = 0: at least 1 with tables");
-    return ATTND_OK;
+    return ora_kv_check(p, err);
 }
 
 static attnd_status check_rope(const ora_problem *p, attnd_err *err)
@@ -153,17 +151,6 @@ attnd_status ora_batch_slot(const ora_batch *batch, const ora_problem *p, uint32
                           (long long)n, block, (long long)j, (long long)p->kv.n_blocks - 1);
     *slot = (int64_t)block * p->kv.block_size + j % p->kv.block_size;
     return ATTND_OK;
-}
-
-char *ora_batch_at(const ora_problem *p, int plane, uint32_t kv_head, int64_t slot)
-{
-    int64_t block = 0;
-    if (p->kv.block_size > 0) {
-        block = slot / p->kv.block_size;
-        slot %= p->kv.block_size;
-    }
-    return (char *)p->kv.plane[plane] + block * p->kv.block_stride +
-           kv_head * p->kv.head_stride[plane] + slot * p->kv.token_stride[plane];
 }
 
 /* Lowest key that window and chunk leave to a row at key index a; they both must hold. */

@@ -29,9 +29,6 @@ int64_t ora_batch_position(const ora_batch *batch, const ora_problem *problem, u
 attnd_status ora_batch_slot(const ora_batch *batch, const ora_problem *problem, uint32_t b,
                             int64_t j, int64_t *slot, attnd_err *err);
 
-/* Bytes of a slot and kv head; plane 0 is K, 1 is V. */
-char *ora_batch_at(const ora_problem *problem, int plane, uint32_t kv_head, int64_t slot);
-
 /* §6: does row i of sequence b see key j, 0 ≤ j < kv_len? */
 bool ora_batch_sees(const ora_batch *batch, const ora_problem *problem, uint32_t b, int32_t i,
                     int64_t j);

@@ -1,24 +1,34 @@
-/* codec.c: F32, F16 and BF16 as bytes and as double. */
+/* codec.c: numbers of a few bytes and their values. */
 #include "tests/oracle/codec.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-/* A binary format: explicit bits of the mantissa, exponents of its normal numbers. */
+/* A binary format: explicit bits of the mantissa, bits of the exponent, exponents of its normal
+ * numbers. One that saturates says where. */
 typedef struct format {
-    int mantissa, min_exponent, max_exponent;
+    int mantissa, exponent_bits, min_exponent, max_exponent;
+    double largest; /* 0: overflows to infinity, which has the highest exponent and no mantissa */
 } format;
+
+static const format E4M3 = {3, 4, -6, 8, 448};
+static const format E5M2 = {2, 5, -14, 15, 57344};
+static const format E2M1 = {1, 2, 0, 2, 6};
 
 static format format_of(attnd_dtype dtype)
 {
     switch (dtype) {
     case ATTND_DTYPE_F32:
-        return (format){23, -126, 127};
+        return (format){23, 8, -126, 127, 0};
     case ATTND_DTYPE_F16:
-        return (format){10, -14, 15};
+        return (format){10, 5, -14, 15, 0};
     case ATTND_DTYPE_BF16:
-        return (format){7, -126, 127};
+        return (format){7, 8, -126, 127, 0};
+    case ATTND_DTYPE_E4M3:
+        return E4M3;
+    case ATTND_DTYPE_E5M2:
+        return E5M2;
     default:
         assert(!"a dtype of this codec");
         return (format){0};
@@ -28,6 +38,12 @@ static format format_of(attnd_dtype dtype)
 bool ora_codec_has(attnd_dtype dtype)
 {
     return dtype == ATTND_DTYPE_F32 || dtype == ATTND_DTYPE_F16 || dtype == ATTND_DTYPE_BF16;
+}
+
+bool ora_codec_is_number(attnd_dtype dtype)
+{
+    return ora_codec_has(dtype) || dtype == ATTND_DTYPE_E4M3 || dtype == ATTND_DTYPE_E5M2 ||
+           dtype == ATTND_DTYPE_I8;
 }
 
 size_t ora_codec_bytes(attnd_dtype dtype)
@@ -42,44 +58,69 @@ static double from_f32(uint32_t bits)
     return value;
 }
 
-static double from_f16(uint32_t bits)
+/* The value of a code whose exponent is not the highest one. */
+static double number_of(const format *f, uint32_t code)
 {
-    uint32_t exponent = bits >> 10 & 0x1F, mantissa = bits & 0x3FF;
-    uint32_t sign = (bits & 0x8000) << 16;
-    if (exponent == 0x1F)
-        return from_f32(sign | 0x7F800000u | mantissa << 13);
+    uint32_t mantissa = code & ((1u << f->mantissa) - 1);
+    int exponent = (int)(code >> f->mantissa) & ((1 << f->exponent_bits) - 1);
+    double sign = code >> (f->mantissa + f->exponent_bits) & 1 ? -1 : 1;
+    double steps = exponent == 0 ? mantissa : mantissa + (1u << f->mantissa);
     if (exponent > 0)
-        return from_f32(sign | (exponent + 112) << 23 | mantissa << 13);
-    return sign ? -(double)mantissa * 0x1p-24 : (double)mantissa * 0x1p-24;
+        exponent--;
+    return sign * ldexp(steps, exponent + f->min_exponent - f->mantissa);
 }
 
-void ora_decode(attnd_dtype dtype, const void *bytes, size_t n, double *out)
+static double from_f16(uint32_t bits)
 {
-    const char *in = bytes;
+    static const format f16 = {10, 5, -14, 15, 0};
+    if ((bits >> 10 & 0x1F) == 0x1F)
+        return from_f32((bits & 0x8000) << 16 | 0x7F800000u | (bits & 0x3FF) << 13);
+    return number_of(&f16, bits);
+}
+
+static double from_e4m3(uint8_t code)
+{
+    return (code & 0x7F) == 0x7F ? NAN : number_of(&E4M3, code);
+}
+
+static double from_e5m2(uint8_t code)
+{
+    if ((code & 0x7F) > 0x7C)
+        return NAN;
+    return (code & 0x7F) == 0x7C ? (code & 0x80 ? -INFINITY : INFINITY) : number_of(&E5M2, code);
+}
+
+static double element(attnd_dtype dtype, const char *at)
+{
     uint32_t word;
     uint16_t half;
     switch (dtype) {
     case ATTND_DTYPE_F32:
-        for (size_t i = 0; i < n; i++) {
-            memcpy(&word, in + 4 * i, sizeof word);
-            out[i] = from_f32(word);
-        }
-        return;
+        memcpy(&word, at, sizeof word);
+        return from_f32(word);
     case ATTND_DTYPE_F16:
-        for (size_t i = 0; i < n; i++) {
-            memcpy(&half, in + 2 * i, sizeof half);
-            out[i] = from_f16(half);
-        }
-        return;
+        memcpy(&half, at, sizeof half);
+        return from_f16(half);
     case ATTND_DTYPE_BF16:
-        for (size_t i = 0; i < n; i++) {
-            memcpy(&half, in + 2 * i, sizeof half);
-            out[i] = from_f32((uint32_t)half << 16);
-        }
-        return;
+        memcpy(&half, at, sizeof half);
+        return from_f32((uint32_t)half << 16);
+    case ATTND_DTYPE_E4M3:
+        return from_e4m3((uint8_t)*at);
+    case ATTND_DTYPE_E5M2:
+        return from_e5m2((uint8_t)*at);
+    case ATTND_DTYPE_I8:
+        return (int8_t)*at;
     default:
         assert(!"a dtype of this codec");
+        return NAN;
     }
+}
+
+void ora_decode(attnd_dtype dtype, const void *bytes, size_t n, double *out)
+{
+    size_t size = ora_codec_bytes(dtype);
+    for (size_t i = 0; i < n; i++)
+        out[i] = element(dtype, (const char *)bytes + i * size);
 }
 
 /* Exponent of the step between neighbours at a finite value. */
@@ -93,31 +134,49 @@ static int step_exponent(const format *f, double value)
     return exponent - f->mantissa;
 }
 
-double ora_round(attnd_dtype dtype, double value)
+static double nearest(const format *f, double value)
 {
-    format f = format_of(dtype);
-    if (isnan(value) || isinf(value) || value == 0)
+    if (isnan(value) || value == 0)
         return value;
-    int step = step_exponent(&f, value);
+    if (f->largest > 0 && fabs(value) >= f->largest)
+        return copysign(f->largest, value);
+    if (isinf(value))
+        return value;
+    int step = step_exponent(f, value);
     double rounded = ldexp(nearbyint(ldexp(value, -step)), step);
-    if (fabs(rounded) >= ldexp(1, f.max_exponent + 1))
+    if (fabs(rounded) >= ldexp(1, f->max_exponent + 1))
         return copysign(INFINITY, value);
     return rounded;
 }
 
+static double nearest_i8(double value)
+{
+    return isnan(value) ? 0 : nearbyint(fmin(fmax(value, -127), 127));
+}
+
+double ora_round(attnd_dtype dtype, double value)
+{
+    if (dtype == ATTND_DTYPE_I8)
+        return nearest_i8(value);
+    format f = format_of(dtype);
+    return nearest(&f, value);
+}
+
 double ora_ulp(attnd_dtype dtype, double value)
 {
+    if (dtype == ATTND_DTYPE_I8)
+        return 1;
     format f = format_of(dtype);
-    double largest = ldexp(2 - ldexp(1, -f.mantissa), f.max_exponent);
+    double largest = f.largest > 0 ? f.largest : ldexp(2 - ldexp(1, -f.mantissa), f.max_exponent);
     return ldexp(1, step_exponent(&f, fmin(fabs(value), largest)));
 }
 
-/* Bits of a value that the format holds exactly; NaN is all ones behind a zero. */
+/* Bits of RN of a value; NaN is all ones behind a zero. */
 static uint32_t bits_of(const format *f, double value)
 {
-    int exponent_bits = f->max_exponent == 15 ? 5 : 8;
-    uint32_t sign = (uint32_t)(signbit(value) != 0) << (f->mantissa + exponent_bits);
-    uint32_t infinity = ((1u << exponent_bits) - 1) << f->mantissa;
+    value = nearest(f, value);
+    uint32_t sign = (uint32_t)(signbit(value) != 0) << (f->mantissa + f->exponent_bits);
+    uint32_t infinity = ((1u << f->exponent_bits) - 1) << f->mantissa;
     if (isnan(value))
         return infinity | ((1u << f->mantissa) - 1);
     if (isinf(value))
@@ -130,10 +189,33 @@ static uint32_t bits_of(const format *f, double value)
 
 void ora_encode(attnd_dtype dtype, const double *values, size_t n, void *bytes)
 {
-    format f = format_of(dtype);
     size_t size = ora_codec_bytes(dtype);
     for (size_t i = 0; i < n; i++) {
-        uint32_t bits = bits_of(&f, ora_round(dtype, values[i]));
+        uint32_t bits;
+        if (dtype == ATTND_DTYPE_I8) {
+            bits = (uint32_t)(int32_t)nearest_i8(values[i]);
+        } else {
+            format f = format_of(dtype);
+            bits = bits_of(&f, values[i]);
+        }
         memcpy((char *)bytes + i * size, &bits, size);
     }
+}
+
+void ora_encode_scaled(attnd_dtype dtype, const double *values, size_t n, float factor, void *bytes)
+{
+    for (size_t i = 0; i < n; i++) {
+        double product = (float)values[i] * factor;
+        ora_encode(dtype, &product, 1, (char *)bytes + i * ora_codec_bytes(dtype));
+    }
+}
+
+uint8_t ora_e2m1(double value)
+{
+    return (uint8_t)bits_of(&E2M1, value);
+}
+
+double ora_e2m1_value(uint8_t code)
+{
+    return number_of(&E2M1, code);
 }

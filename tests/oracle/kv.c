@@ -3,6 +3,14 @@
 
 #include "tests/oracle/codec.h"
 
+attnd_status ora_kv_check(const ora_problem *p, attnd_err *err)
+{
+    if (!ora_codec_has(p->kv.dtype))
+        return attnd_fail(err, ATTND_BAD_GEOMETRY, "kv.dtype = %s: f32, f16 or bf16",
+                          attnd_dtype_name(p->kv.dtype));
+    return ATTND_OK;
+}
+
 attnd_status ora_kv_find(const ora_batch *batch, const ora_problem *p, uint32_t b, int64_t j,
                          ora_place *place, attnd_err *err)
 {

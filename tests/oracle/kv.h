@@ -10,6 +10,9 @@
 
 #include "tests/oracle/batch.h"
 
+/* Do the pools of a problem and its factors fit their formats? Refuses BAD_GEOMETRY, BAD_QUANT. */
+attnd_status ora_kv_check(const ora_problem *problem, attnd_err *err);
+
 /* Where a key lies. */
 typedef struct ora_place {
     const ora_kv *kv; /* problem.kv or problem.high */
