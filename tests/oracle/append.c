@@ -80,7 +80,7 @@ static void append_token(const ora_batch *batch, const ora_problem *p, uint32_t 
     int64_t t = batch->q_first[b] + i;
     bool rotates = p->rope.pairing != ATTND_ROPE_NONE;
     if (rotates)
-        ora_rope_table(&p->rope, ora_batch_position(batch, p, b, i), cos_sin);
+        ora_rope_row(batch, p, b, i, cos_sin);
     for (uint32_t g = 0; g < p->n_kv_heads; g++) {
         const char *k = (const char *)p->k.base + t * p->k.token_stride + g * p->k.head_stride;
         const char *v = (const char *)p->v.base + t * p->v.token_stride + g * p->v.head_stride;

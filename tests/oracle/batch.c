@@ -23,19 +23,6 @@ static attnd_status check_counts(const ora_problem *p, attnd_err *err)
     return ora_kv_check(p, err);
 }
 
-static attnd_status check_rope(const ora_problem *p, attnd_err *err)
-{
-    const ora_rope *rope = &p->rope;
-    if (rope->pairing == ATTND_ROPE_NONE)
-        return ATTND_OK;
-    if (rope->dim < 2 || rope->dim % 2 != 0 || rope->dim > p->head_dim)
-        return attnd_fail(err, ATTND_BAD_ROPE, "rope.dim = %u: even, 2 .. head_dim = %u", rope->dim,
-                          p->head_dim);
-    if (!(rope->theta > 0))
-        return attnd_fail(err, ATTND_BAD_ROPE, "rope.theta = %g: above 0", rope->theta);
-    return ATTND_OK;
-}
-
 static attnd_status check_mask(const ora_problem *p, attnd_err *err)
 {
     const ora_mask *mask = &p->mask;
@@ -79,7 +66,6 @@ attnd_status ora_batch_init(ora_batch *batch, const ora_problem *p, attnd_err *e
 {
     *batch = (ora_batch){0};
     TRY(check_counts(p, err));
-    TRY(check_rope(p, err));
     TRY(check_mask(p, err));
     TRY(check_lengths(p, err));
     batch->memory = calloc(5 * (size_t)p->n_seqs + 1, sizeof *batch->memory);
@@ -108,7 +94,7 @@ attnd_status ora_batch_init(ora_batch *batch, const ora_problem *p, attnd_err *e
         if (b >= p->n_contexts)
             tree += (int64_t)p->q_len[b] * p->mask.tree_width;
     }
-    return ATTND_OK;
+    return ora_rope_check(batch, p, err);
 }
 
 void ora_batch_fini(ora_batch *batch)
@@ -128,12 +114,14 @@ static int64_t offset_of(const ora_batch *batch, const ora_problem *p, uint32_t 
     return has_tree(p, b) && p->mask.tree_depth ? p->mask.tree_depth[batch->q_first[b] + i] : i;
 }
 
-int64_t ora_batch_position(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i)
+int64_t ora_batch_position(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
+                           uint32_t section)
 {
-    int64_t past = (int64_t)p->kv_len[b] - p->q_len[b];
-    int64_t position =
-        p->positions ? p->positions[batch->q_first[b] + i] : past + offset_of(batch, p, b, i);
-    return position + (p->rope_delta ? p->rope_delta[b] : 0);
+    int64_t t = batch->q_first[b] + i, past = (int64_t)p->kv_len[b] - p->q_len[b];
+    int64_t delta = p->rope_delta ? p->rope_delta[b] : 0;
+    if (p->positions3)
+        return p->positions3[3 * t + section] + delta;
+    return (p->positions ? p->positions[t] : past + offset_of(batch, p, b, i)) + delta;
 }
 
 attnd_status ora_batch_slot(const ora_batch *batch, const ora_problem *p, uint32_t b, int64_t j,

@@ -20,9 +20,9 @@ typedef struct ora_batch {
 attnd_status ora_batch_init(ora_batch *batch, const ora_problem *problem, attnd_err *err);
 void ora_batch_fini(ora_batch *batch);
 
-/* §5.5: the rotary position of row i of sequence b. */
+/* §5.5: the rotary position of row i of sequence b; of three (§5.4) that of section 0, 1 or 2. */
 int64_t ora_batch_position(const ora_batch *batch, const ora_problem *problem, uint32_t b,
-                           int32_t i);
+                           int32_t i, uint32_t section);
 
 /* §3.2: block·T + row of key j of sequence b through its table; without tables the row of the given
  * key. Refuses BAD_BLOCK. */
@@ -33,8 +33,13 @@ attnd_status ora_batch_slot(const ora_batch *batch, const ora_problem *problem, 
 bool ora_batch_sees(const ora_batch *batch, const ora_problem *problem, uint32_t b, int32_t i,
                     int64_t j);
 
-/* cos and sin of a position, [dim/2][2]. */
-void ora_rope_table(const ora_rope *rope, int64_t position, float *cos_sin);
+/* §5: what a rotation cannot be made of, a position beyond an uploaded table included. Refuses
+ * BAD_ROPE. */
+attnd_status ora_rope_check(const ora_batch *batch, const ora_problem *problem, attnd_err *err);
+
+/* cos and sin that turn row i of sequence b, its q and its new k: [dim/2][2]. */
+void ora_rope_row(const ora_batch *batch, const ora_problem *problem, uint32_t b, int32_t i,
+                  float *cos_sin);
 
 /* Rotates x by a table and rounds its rotated channels to dtype. */
 void ora_rope_apply(const ora_rope *rope, const float *cos_sin, attnd_dtype dtype, double *x);

@@ -293,11 +293,13 @@ double ora_alibi_slope(uint32_t h, uint32_t n_heads);
 /* §7.3: the bucket of distance δ = j - a. */
 int32_t ora_t5_bucket(int64_t delta, uint32_t n_buckets, double max_distance, bool bidirectional);
 
-/* §5.3: angles per position f'[dim/2] and the amplitude A. kv_len: Lc of dynamic-ntk. */
+/* §5.3: angles per position f'[dim/2] and the amplitude A. kv_len: Lc of dynamic-ntk. rope is one
+ * that ora_attend() takes. */
 void ora_rope_frequencies(const ora_rope *rope, int64_t kv_len, double *frequencies,
                           double *amplitude);
 
-/* §5.2: rotates one head's row x[D] in place and rounds its rotated channels to dtype. */
+/* §5.2: rotates one head's row x[D] in place and rounds its rotated channels to dtype. All sections
+ * are at the one position; with dynamic-ntk the sequence is a short one (Lc ≤ M0). */
 void ora_rotate(const ora_rope *rope, int64_t position, attnd_dtype dtype, double *x);
 
 /* §12: n parts over disjoint keys, o[n][width] normalised without sink, in index order. A part

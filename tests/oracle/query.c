@@ -38,7 +38,7 @@ void ora_q_load(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_
     double factor = p->quant.q_quant_orig == 0 ? 1 : p->quant.q_quant_orig;
     bool rotates = p->rope.pairing != ATTND_ROPE_NONE;
     if (rotates)
-        ora_rope_table(&p->rope, ora_batch_position(batch, p, b, i), cos_sin);
+        ora_rope_row(batch, p, b, i, cos_sin);
     for (uint32_t h = 0; h < p->n_heads; h++, q += p->head_dim) {
         const char *at = (const char *)p->q.base + t * p->q.token_stride + h * p->q.head_stride;
         ora_decode(p->q.dtype, at, p->head_dim, q);
