@@ -264,28 +264,30 @@ size_t ker_plan_bytes(const ker_device *device, const ker_problem *problem);
 attnd_status ker_plan_make(const ker_device *device, const ker_problem *problem, uint32_t n_splits,
                            void *memory, size_t bytes, ker_plan **out, attnd_err *err);
 
-/* ---- The device (cpu/device.c) ---------------------------------------------------------------
+/* ---- The device (device.c) ---------------------------------------------------------------
  */
 
 typedef struct ker_device_options {
-    uint32_t n_threads;     /* threads that compute; 0: one per CPU this process may use */
+    const char *backend;    /* "cuda", "cpu"; NULL: the best that opens */
+    uint32_t n_threads;     /* cpu: threads that compute; 0: one per CPU this process may use */
     uint32_t n_slots;       /* launches that may run at once, each with a workspace of its own */
     size_t workspace_bytes; /* per slot */
     const char *isa; /* NULL: the best of this CPU; "avx512", "avx2", "portable" to force one */
 } ker_device_options;
 
 typedef struct ker_device_info {
-    const char *backend; /* "cpu" */
+    const char *backend; /* "cuda", "cpu" */
     char name[96];       /* for people */
-    const char *isa;
-    uint32_t n_threads;
-    size_t workspace_bytes; /* per slot */
+    const char *isa;     /* "avx512" …, "sm_90" … */
+    uint32_t n_threads;  /* pieces of work that run at once: threads, or blocks of threads */
+    char passed_over[ATTND_ERR_TEXT]; /* why a better backend did not open; "": none was tried */
+    size_t workspace_bytes;           /* per slot */
     uint32_t n_slots;
 } ker_device_info;
 
 /* Memory of the device that can be handed to another process by a file descriptor. */
 typedef struct ker_memory {
-    void *base;    /* mapped here */
+    void *base;    /* mapped here; an address of the device */
     size_t bytes;  /* as asked for */
     size_t mapped; /* rounded up to the granularity */
     int fd;        /* closed by ker_memory_free */
@@ -329,6 +331,13 @@ attnd_status ker_memory_make(ker_device *device, const char *name, size_t bytes,
 attnd_status ker_memory_make_named(ker_device *device, const char *shm_name, size_t bytes,
                                    ker_memory *out, attnd_err *err);
 void ker_memory_free(ker_device *device, ker_memory *memory);
+
+/* Copies between memory of the device and the caller's; returns when it is done. Not ordered with
+ * launches: what they write is read after their done. KERNEL_FAILED when the device fails. */
+attnd_status ker_memory_read(ker_device *device, void *to, const void *from, size_t bytes,
+                             attnd_err *err);
+attnd_status ker_memory_write(ker_device *device, void *to, const void *from, size_t bytes,
+                              attnd_err *err);
 
 attnd_status ker_stream_open(ker_device *device, ker_stream **out, attnd_err *err);
 

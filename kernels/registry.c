@@ -19,18 +19,47 @@ static double seconds(const ker_problem *p, const ker_work *work, double rate, d
     return widths * (pairs + passes * per_element) / rate;
 }
 
-static double decode_cost(const ker_problem *p, const ker_work *work)
+static double decode_cost(const ker_kernel *kernel, const ker_problem *p, const ker_work *work)
 {
     return seconds(p, work, 30e9, 0);
 }
 
-static double prefill_cost(const ker_problem *p, const ker_work *work)
+static double prefill_cost(const ker_kernel *kernel, const ker_problem *p, const ker_work *work)
 {
     return seconds(p, work, 47e9, 6);
 }
 
-static const ker_family decode = {"decode", decode_cost};
-static const ker_family prefill = {"prefill", prefill_cost};
+static const ker_family decode = {"decode", decode_cost, 1, 1, false};
+static const ker_family prefill = {"prefill", prefill_cost, 1, 1, false};
+
+#ifdef ATTND_CUDA
+/* Heads are padded to the width of the kernel. */
+static double mma_cost(const ker_kernel *kernel, const ker_work *work, const ker_problem *p,
+                       double rate)
+{
+    double pairs = work->pairs * p->n_heads, passes = work->passes * p->n_kv_heads;
+    return 2.0 * kernel->dims * (pairs + passes * 32) / rate;
+}
+
+static double decode_mma_cost(const ker_kernel *kernel, const ker_problem *p, const ker_work *work)
+{
+    return mma_cost(kernel, work, p, 2e12);
+}
+
+static double prefill_mma_cost(const ker_kernel *kernel, const ker_problem *p, const ker_work *work)
+{
+    return mma_cost(kernel, work, p, 1e12);
+}
+
+static double plain_cost(const ker_kernel *kernel, const ker_problem *p, const ker_work *work)
+{
+    return seconds(p, work, 1e10, 0);
+}
+
+static const ker_family decode_mma = {"decode_mma", decode_mma_cost, 8, 16, true};
+static const ker_family prefill_mma = {"prefill_mma", prefill_mma_cost, 8, 16, true};
+static const ker_family plain = {"plain", plain_cost, 1, 1, false};
+#endif
 
 /* ---- The table. -------------------------------------------------------------------------------
  */
@@ -42,6 +71,11 @@ enum {
     F32 = 1u << ATTND_DTYPE_F32,
     F16 = 1u << ATTND_DTYPE_F16,
     BF16 = 1u << ATTND_DTYPE_BF16,
+    D64 = 64,
+    D96 = 96,
+    D128 = 128,
+    D192 = 192,
+    D256 = 256,
     D_ANY = KER_MAX_DIM,
     BOUNDS = KER_MASK_BOUNDS,
     CAP = KER_EXTRA_CAP,
@@ -49,18 +83,43 @@ enum {
     SINKS = KER_EXTRA_SINKS,
     GIVEN = KER_EXTRA_GIVEN,
 };
-#define NOTHING KER_LEVEL_PORTABLE
-#define AVX2 KER_LEVEL_AVX2
-#define AVX512 KER_LEVEL_AVX512
 
-#define KERNEL(name, family, rows, kv, dims, masks, extras, needs) extern ker_run_item ker_##name;
+/* What a row needs also says what its symbol is. */
+#define LEVEL_NOTHING KER_LEVEL_PORTABLE
+#define LEVEL_AVX2 KER_LEVEL_AVX2
+#define LEVEL_AVX512 KER_LEVEL_AVX512
+#define LEVEL_SM80 KER_LEVEL_SM80
+#define LEVEL_SM90 KER_LEVEL_SM90
+#define RUN_NOTHING item
+#define RUN_AVX2 item
+#define RUN_AVX512 item
+#define RUN_SM80 part
+#define RUN_SM90 part
+#define TYPE_OF(run) TYPE_OF_(run)
+#define TYPE_OF_(run) ker_run_##run
+#define RUN(run, symbol) RUN_(run, symbol)
+#define RUN_(run, symbol)                                                                          \
+    {                                                                                              \
+        .run = symbol                                                                              \
+    }
+
+#define KERNEL(name, family, rows, kv, dims, masks, extras, needs)                                 \
+    extern TYPE_OF(RUN_##needs) ker_##name;
 #include "kernels/kernels.def"
 #undef KERNEL
 
 static const ker_kernel kernels[] = {
 #define KERNEL(name, family, rows, kv, dims, masks, extras, needs)                                 \
-    {#name, &family, rows,  kv,         dims,                                                      \
-     masks, extras,  needs, ker_##name, {#rows, #kv, #dims, #masks, #extras, #needs}},
+    {#name,                                                                                        \
+     &family,                                                                                      \
+     rows,                                                                                         \
+     kv,                                                                                           \
+     dims,                                                                                         \
+     masks,                                                                                        \
+     extras,                                                                                       \
+     LEVEL_##needs,                                                                                \
+     RUN(RUN_##needs, ker_##name),                                                                 \
+     {#rows, #kv, #dims, #masks, #extras, #needs}},
 #include "kernels/kernels.def"
 #undef KERNEL
 };
@@ -96,7 +155,7 @@ size_t ker_kernel_describe(const ker_kernel *kernel, const char *keys[], const c
 
 const char *ker_level_name(ker_level level)
 {
-    static const char *const names[KER_N_LEVELS] = {"portable", "avx2", "avx512"};
+    static const char *const names[KER_N_LEVELS] = {"portable", "avx2", "avx512", "sm_80", "sm_90"};
     return names[level];
 }
 
@@ -150,11 +209,19 @@ static bool serves_rows(const ker_problem *p, const char *field, const ker_rows 
                   attnd_dtype_name(p->dtype));
 }
 
+static bool serves_one_type(const ker_kernel *kernel, const ker_problem *p, ker_reason *reason)
+{
+    return !kernel->family->one_type || p->dtype == p->kv.dtype ||
+           differ(reason, "dtype = %s: takes the keys' %s", attnd_dtype_name(p->dtype),
+                  attnd_dtype_name(p->kv.dtype));
+}
+
 static bool serves_types(const ker_kernel *kernel, const ker_problem *p, ker_reason *reason)
 {
     const uint32_t floats = F32 | F16 | BF16;
     return serves_dtype(floats, "dtype", p->dtype, reason) &&
            serves_dtype(kernel->kv, "kv.dtype", p->kv.dtype, reason) &&
+           serves_one_type(kernel, p, reason) &&
            serves_dtype(floats, "out.dtype", ker_rows_dtype(p, &p->out), reason) &&
            serves_rows(p, "q.dtype", &p->q, reason) &&
            serves_rows(p, "append.k.dtype", &p->append.k, reason) &&
@@ -164,8 +231,43 @@ static bool serves_types(const ker_kernel *kernel, const ker_problem *p, ker_rea
 static bool serves_dim(const ker_kernel *kernel, const char *field, uint32_t dim,
                        ker_reason *reason)
 {
-    return dim <= kernel->dims ||
-           differ(reason, "%s = %u: takes up to %u", field, dim, kernel->dims);
+    uint32_t step = kernel->family->step;
+    if (dim <= kernel->dims && dim % step == 0)
+        return true;
+    if (step == 1)
+        return differ(reason, "%s = %u: takes up to %u", field, dim, kernel->dims);
+    return differ(reason, "%s = %u: takes multiples of %u up to %u", field, dim, step,
+                  kernel->dims);
+}
+
+static bool is_aligned(const ker_kernel *kernel, const char *field, int64_t value,
+                       ker_reason *reason)
+{
+    int64_t align = kernel->family->align;
+    return value % align == 0 || differ(reason, "%s = %lld: takes multiples of %lld bytes", field,
+                                        (long long)value, (long long)align);
+}
+
+static bool serves_strides(const ker_kernel *kernel, const ker_problem *p, ker_reason *reason)
+{
+    if (kernel->family->align == 1)
+        return true;
+    static const char *const fields[2][3] = {
+        {"kv.plane[0]", "kv.head_stride[0]", "kv.token_stride[0]"},
+        {"kv.plane[1]", "kv.head_stride[1]", "kv.token_stride[1]"},
+    };
+    for (int plane = 0; plane < 2; plane++) {
+        int64_t values[] = {(int64_t)(uintptr_t)p->kv.plane[plane], p->kv.head_stride[plane],
+                            p->kv.token_stride[plane]};
+        for (int i = 0; i < 3; i++)
+            if (!is_aligned(kernel, fields[plane][i], values[i], reason))
+                return false;
+    }
+    return (!p->batch.block_ids ||
+            is_aligned(kernel, "kv.block_stride", p->kv.block_stride, reason)) &&
+           is_aligned(kernel, "q.base", (int64_t)(uintptr_t)p->q.base, reason) &&
+           is_aligned(kernel, "q.token_stride", p->q.token_stride, reason) &&
+           is_aligned(kernel, "q.head_stride", p->q.head_stride, reason);
 }
 
 /* The kinds of attention.md §6 in the order of their bits. */
@@ -244,10 +346,19 @@ static bool serves_append(const ker_problem *p, ker_reason *reason)
     return true;
 }
 
+static bool is_of_backend(const ker_kernel *kernel, ker_level level)
+{
+    return (kernel->needs >= KER_N_CPU_LEVELS) == (level >= KER_N_CPU_LEVELS);
+}
+
 bool ker_kernel_serves(const ker_kernel *kernel, ker_level level, const ker_problem *p,
                        ker_phase phase, ker_reason *reason)
 {
     *reason = (ker_reason){0};
+    bool is_cpu = level < KER_N_CPU_LEVELS;
+    if (!is_of_backend(kernel, level))
+        return differ(reason, "device.backend = %s: needs %s", is_cpu ? "cpu" : "cuda",
+                      is_cpu ? "cuda" : "cpu");
     if (kernel->needs > level)
         return differ(reason, "device.isa = %s: needs %s", ker_level_name(level),
                       ker_level_name(kernel->needs));
@@ -261,7 +372,7 @@ bool ker_kernel_serves(const ker_kernel *kernel, ker_level level, const ker_prob
     return serves_types(kernel, p, reason) && serves_dim(kernel, "head_dim", p->head_dim, reason) &&
            serves_dim(kernel, "head_dim_v", p->head_dim_v, reason) &&
            serves_mask(kernel, p, reason) && serves_extras(kernel, p, reason) &&
-           serves_append(p, reason) && serves_quant(p, reason);
+           serves_append(p, reason) && serves_quant(p, reason) && serves_strides(kernel, p, reason);
 }
 
 /* ---- Choosing. --------------------------------------------------------------------------------
@@ -281,7 +392,7 @@ size_t ker_judge(const ker_device *device, const ker_problem *problem, ker_phase
         verdict->serves =
             ker_kernel_serves(&kernels[i], ker_device_level(device), problem, phase, &reason);
         if (verdict->serves) {
-            verdict->cost = kernels[i].family->cost(problem, &work) / info.n_threads;
+            verdict->cost = kernels[i].family->cost(&kernels[i], problem, &work) / info.n_threads;
             n++;
         } else {
             snprintf(verdict->reason, sizeof verdict->reason, "%s: %s", reason.subject,
@@ -292,19 +403,26 @@ size_t ker_judge(const ker_device *device, const ker_problem *problem, ker_phase
 }
 
 /* "head_dim = 2048: a takes up to 1024; b takes up to 1024": what the last and most general row
- * does not serve comes first, rows that say no to something else say to what. */
+ * does not serve comes first, rows that say no to something else say to what. Rows of another
+ * backend are left out. */
 static attnd_status refuse(const ker_device *device, const ker_problem *problem, ker_phase phase,
                            attnd_err *err)
 {
+    ker_level level = ker_device_level(device);
     ker_reason reasons[N_KERNELS];
-    for (size_t i = 0; i < N_KERNELS; i++)
-        ker_kernel_serves(&kernels[i], ker_device_level(device), problem, phase, &reasons[i]);
-    const char *subject = reasons[N_KERNELS - 1].subject;
+    const char *subject = "";
+    for (size_t i = 0; i < N_KERNELS; i++) {
+        ker_kernel_serves(&kernels[i], level, problem, phase, &reasons[i]);
+        if (is_of_backend(&kernels[i], level))
+            subject = reasons[i].subject;
+    }
     char text[ATTND_ERR_TEXT];
-    size_t n = (size_t)snprintf(text, sizeof text, "%s:", subject);
+    size_t n = (size_t)snprintf(text, sizeof text, "%s:", subject), start = n;
     for (size_t i = 0; i < N_KERNELS && n < sizeof text; i++) {
+        if (!is_of_backend(&kernels[i], level))
+            continue;
         bool same = strcmp(reasons[i].subject, subject) == 0;
-        n += (size_t)snprintf(text + n, sizeof text - n, "%s %s %s%s%s%s", i ? ";" : "",
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s %s %s%s%s%s", n > start ? ";" : "",
                               kernels[i].name, reasons[i].wants, same ? "" : " (",
                               same ? "" : reasons[i].subject, same ? "" : ")");
     }

@@ -15,15 +15,18 @@ enum {
     KER_MAX_DIM = 1024, /* D_ANY of kernels.def */
 };
 
-/* Instruction sets, each including those before it. */
+/* Instruction sets; within a backend each includes those before it. */
 typedef enum ker_level {
     KER_LEVEL_PORTABLE,
     KER_LEVEL_AVX2,
     KER_LEVEL_AVX512,
+    KER_N_CPU_LEVELS,
+    KER_LEVEL_SM80 = KER_N_CPU_LEVELS,
+    KER_LEVEL_SM90,
     KER_N_LEVELS,
 } ker_level;
 
-/* "portable", "avx2", "avx512". */
+/* "portable", "avx2", "avx512", "sm_80", "sm_90". */
 const char *ker_level_name(ker_level level);
 
 /* The level a device was opened with. */
@@ -32,9 +35,13 @@ ker_level ker_device_level(const ker_device *device);
 /* One thread of a device and its scratch memory. */
 typedef struct ker_worker ker_worker;
 
-/* Carries out one item: writes outputs, or partial rows into the workspace. */
+/* cpu: carries out one item: writes outputs, or partial rows into the workspace. */
 typedef void ker_run_item(ker_worker *worker, const ker_plan *plan, const ker_item *item,
                           char *workspace);
+
+/* cuda: enqueues all items of a part; a cudaError_t. */
+struct cuda_launch;
+typedef int ker_run_part(const struct cuda_launch *launch);
 
 /* Rows of the problem's phase, counted over the sequences (floor.c). */
 typedef struct ker_work {
@@ -48,7 +55,11 @@ ker_work ker_phase_work(const ker_problem *problem, ker_phase phase);
 
 typedef struct ker_family {
     const char *name;
-    double (*cost)(const ker_problem *problem, const ker_work *work); /* seconds of one thread */
+    double (*cost)(const ker_kernel *kernel, const ker_problem *problem,
+                   const ker_work *work); /* seconds of one thread, or block of threads */
+    uint32_t step;                        /* head widths are multiples of it */
+    uint32_t align; /* bytes: addresses and strides of q and of the keys are multiples of it */
+    bool one_type;  /* activations are of the keys' type */
 } ker_family;
 
 struct ker_kernel {
@@ -60,7 +71,10 @@ struct ker_kernel {
     uint32_t masks;  /* KER_MASK_* */
     uint32_t extras; /* KER_EXTRA_* */
     ker_level needs;
-    ker_run_item *run;
+    union {
+        ker_run_item *item; /* cpu */
+        ker_run_part *part; /* cuda */
+    } run;
     const char *words[6]; /* rows, kv, dims, masks, extras, needs as the table spells them */
 };
 

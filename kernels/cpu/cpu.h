@@ -46,8 +46,19 @@ struct ker_worker {
     cpu_scratch scratch;
 };
 
+/* ---- Memory (memory.c): ker_memory_* of this backend. -----------------------------------------
+ */
+
 /* Bytes of ker_memory that are mapped now. */
 _Atomic uint64_t *cpu_device_mapped(ker_device *device);
+
+attnd_status cpu_memory_make(ker_device *device, const char *name, size_t bytes, ker_memory *out,
+                             attnd_err *err);
+attnd_status cpu_memory_make_named(ker_device *device, const char *shm_name, size_t bytes,
+                                   ker_memory *out, attnd_err *err);
+void cpu_memory_free(ker_device *device, ker_memory *memory);
+attnd_status cpu_memory_copy(ker_device *device, void *to, const void *from, size_t bytes,
+                             attnd_err *err);
 
 /* ---- Rows (rows.c): loading, rotating, storing one head of one token. -------------------------
  */

@@ -26,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"
 
 enum {
@@ -34,18 +35,18 @@ enum {
     GRAB_SHARE = 4, /* never more than a fourth of a thread's share of what is left */
 };
 
-struct ker_stream {
-    ker_device *device;
+typedef struct cpu_stream {
+    ker_stream base;
     ker_ticket *head, *tail; /* launches that have not started; tail is valid with a head */
     bool is_running;         /* one has a slot or waits for it, until its done has returned */
-    ker_stream *next;        /* of the streams that wait for a slot */
-};
+    struct cpu_stream *next; /* of the streams that wait for a slot */
+} cpu_stream;
 
 typedef enum stage { STAGE_APPEND, STAGE_ATTEND, STAGE_MERGE, N_STAGES } stage;
 
 /* A launch that runs. */
 typedef struct slot {
-    ker_stream *stream; /* NULL: free */
+    cpu_stream *stream; /* NULL: free */
     ker_ticket *ticket;
     const ker_plan *plan;           /* NULL: a merge of given parts */
     const ker_merge_problem *merge; /* NULL: a plan */
@@ -56,14 +57,13 @@ typedef struct slot {
 
 typedef struct thread {
     ker_worker worker;
-    ker_device *device;
+    struct cpu_device *device;
     pthread_t id;
 } thread;
 
 /* Owner: the lock, all but what is fixed at open. */
-struct ker_device {
-    ker_device_info info;
-    ker_level level;
+typedef struct cpu_device {
+    ker_device base;
     thread *threads; /* [info.n_threads] */
     uint32_t n_started;
     slot *slots; /* [info.n_slots] */
@@ -73,11 +73,11 @@ struct ker_device {
     pthread_mutex_t lock; /* guards what follows, slots and streams; no other lock under it */
     pthread_cond_t work;  /* a stage with units began, or the end */
     pthread_cond_t idle;  /* a stream came to rest */
-    ker_stream *waiting, *waiting_tail; /* streams whose head has no slot yet */
+    cpu_stream *waiting, *waiting_tail; /* streams whose head has no slot yet */
     uint32_t n_running;                 /* streams */
     uint32_t turn;                      /* the slot to look at first */
     bool ends;
-};
+} cpu_device;
 
 static uint64_t now_ns(void)
 {
@@ -118,7 +118,7 @@ static void attend_unit(ker_worker *worker, const ker_plan *plan, int64_t unit, 
         unit -= part->n_items;
         part++;
     }
-    part->kernel->run(worker, plan, &part->items[unit], workspace);
+    part->kernel->run.item(worker, plan, &part->items[unit], workspace);
 }
 
 static void merge_unit(ker_worker *worker, const ker_plan *plan, int64_t unit, char *workspace)
@@ -178,10 +178,10 @@ static double cost_of(const slot *run, stage s, int64_t unit)
 }
 
 /* How many units to take at once. */
-static int64_t n_to_grab(const ker_device *device, const slot *run)
+static int64_t n_to_grab(const cpu_device *device, const slot *run)
 {
     int64_t left = run->n_units - run->n_taken, n = 1;
-    int64_t most = left / ((int64_t)device->info.n_threads * GRAB_SHARE);
+    int64_t most = left / ((int64_t)device->base.info.n_threads * GRAB_SHARE);
     most = most < GRAB_UNITS ? most : GRAB_UNITS;
     double cost = cost_of(run, run->stage, run->n_taken);
     while (n < most && (cost += cost_of(run, run->stage, run->n_taken + n)) < GRAB_COST)
@@ -194,7 +194,7 @@ static int64_t n_to_grab(const ker_device *device, const slot *run)
 
 /* Moves to the next stage that has units, from `from` on. A launch without any still ends on a
  * worker: its last stage is one unit of nothing. */
-static void enter_stage(ker_device *device, slot *run, stage from)
+static void enter_stage(cpu_device *device, slot *run, stage from)
 {
     run->stage = from;
     while (run->stage < N_STAGES && n_units(run, run->stage) == 0)
@@ -207,7 +207,7 @@ static void enter_stage(ker_device *device, slot *run, stage from)
         pthread_cond_signal(&device->work);
 }
 
-static void start(ker_device *device, slot *run, ker_stream *stream)
+static void start(cpu_device *device, slot *run, cpu_stream *stream)
 {
     run->stream = stream;
     run->ticket = stream->head;
@@ -225,16 +225,16 @@ static void start(ker_device *device, slot *run, ker_stream *stream)
     enter_stage(device, run, ticket->err.status == ATTND_OK ? STAGE_APPEND : N_STAGES);
 }
 
-static slot *free_slot(ker_device *device)
+static slot *free_slot(cpu_device *device)
 {
-    for (uint32_t i = 0; i < device->info.n_slots; i++)
+    for (uint32_t i = 0; i < device->base.info.n_slots; i++)
         if (!device->slots[i].stream)
             return &device->slots[i];
     return NULL;
 }
 
 /* Gives a stream with a launch a slot, or a place in the queue for one. */
-static void ready(ker_device *device, ker_stream *stream)
+static void ready(cpu_device *device, cpu_stream *stream)
 {
     slot *run = free_slot(device);
     stream->is_running = true;
@@ -253,9 +253,9 @@ static void ready(ker_device *device, ker_stream *stream)
 
 /* Tells the owner, without the lock, that a launch is done; then lets the next one in. The stream
  * counts as running until done has returned: its next launch must not be done before. */
-static void finish(ker_device *device, slot *run)
+static void finish(cpu_device *device, slot *run)
 {
-    ker_stream *stream = run->stream;
+    cpu_stream *stream = run->stream;
     ker_ticket *ticket = run->ticket;
     pthread_mutex_unlock(&device->lock);
     ticket->ended_ns = now_ns();
@@ -265,7 +265,7 @@ static void finish(ker_device *device, slot *run)
     stream->is_running = false;
     device->n_running--;
     if (device->waiting) {
-        ker_stream *next = device->waiting;
+        cpu_stream *next = device->waiting;
         device->waiting = next->next;
         start(device, run, next);
     }
@@ -276,10 +276,10 @@ static void finish(ker_device *device, slot *run)
 }
 
 /* A running launch with units left, after the one that was served last. */
-static slot *pick(ker_device *device)
+static slot *pick(cpu_device *device)
 {
-    for (uint32_t i = 0; i < device->info.n_slots; i++) {
-        uint32_t at = (device->turn + i) % device->info.n_slots;
+    for (uint32_t i = 0; i < device->base.info.n_slots; i++) {
+        uint32_t at = (device->turn + i) % device->base.info.n_slots;
         slot *run = &device->slots[at];
         if (!run->stream || run->n_taken == run->n_units)
             continue;
@@ -292,7 +292,7 @@ static slot *pick(ker_device *device)
 static void *work(void *argument)
 {
     thread *self = argument;
-    ker_device *device = self->device;
+    cpu_device *device = self->device;
     pthread_mutex_lock(&device->lock);
     for (;;) {
         slot *run = pick(device);
@@ -328,20 +328,21 @@ static void *work(void *argument)
 /* ---- Streams, for callers. --------------------------------------------------------------------
  */
 
-attnd_status ker_stream_open(ker_device *device, ker_stream **out, attnd_err *err)
+static attnd_status stream_open(ker_device *device, ker_stream **out, attnd_err *err)
 {
-    *out = calloc(1, sizeof **out);
-    if (!*out)
-        return attnd_fail(err, ATTND_NO_ROOM, "stream = %zu bytes: no memory", sizeof **out);
-    (*out)->device = device;
+    cpu_stream *stream = calloc(1, sizeof *stream);
+    *out = NULL;
+    if (!stream)
+        return attnd_fail(err, ATTND_NO_ROOM, "stream = %zu bytes: no memory", sizeof *stream);
+    stream->base.device = device;
+    *out = &stream->base;
     return ATTND_OK;
 }
 
-void ker_stream_close(ker_stream *stream)
+static void stream_close(ker_stream *closed)
 {
-    if (!stream)
-        return;
-    ker_device *device = stream->device;
+    cpu_stream *stream = (cpu_stream *)closed;
+    cpu_device *device = (cpu_device *)closed->device;
     pthread_mutex_lock(&device->lock);
     while (stream->is_running)
         pthread_cond_wait(&device->idle, &device->lock);
@@ -349,7 +350,7 @@ void ker_stream_close(ker_stream *stream)
     free(stream);
 }
 
-static void enqueue(ker_device *device, ker_stream *stream, ker_ticket *ticket)
+static void enqueue(cpu_device *device, cpu_stream *stream, ker_ticket *ticket)
 {
     ticket->next = NULL;
     ticket->launched_ns = now_ns();
@@ -364,20 +365,20 @@ static void enqueue(ker_device *device, ker_stream *stream, ker_ticket *ticket)
     pthread_mutex_unlock(&device->lock);
 }
 
-void ker_launch(ker_device *device, ker_stream *stream, const ker_plan *plan, ker_ticket *ticket)
+static void launch(ker_device *device, ker_stream *stream, const ker_plan *plan, ker_ticket *ticket)
 {
     ticket->plan = plan;
     ticket->merge = NULL;
-    enqueue(device, stream, ticket);
+    enqueue((cpu_device *)device, (cpu_stream *)stream, ticket);
 }
 
-void ker_launch_merge(ker_device *device, ker_stream *stream, const ker_merge_problem *problem,
-                      ker_ticket *ticket)
+static void launch_merge(ker_device *device, ker_stream *stream, const ker_merge_problem *problem,
+                         ker_ticket *ticket)
 {
     assert(problem->width <= KER_MAX_DIM);
     ticket->plan = NULL;
     ticket->merge = problem;
-    enqueue(device, stream, ticket);
+    enqueue((cpu_device *)device, (cpu_stream *)stream, ticket);
 }
 
 /* ---- Open and close. --------------------------------------------------------------------------
@@ -440,16 +441,16 @@ static bool open_scratch(cpu_scratch *s)
 }
 
 /* Signals go to threads of the caller, never to these. */
-static attnd_status start_threads(ker_device *device, attnd_err *err)
+static attnd_status start_threads(cpu_device *device, attnd_err *err)
 {
     sigset_t all, old;
     int failed = 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    for (uint32_t i = 0; i < device->info.n_threads && !failed; i++) {
+    for (uint32_t i = 0; i < device->base.info.n_threads && !failed; i++) {
         thread *t = &device->threads[i];
         t->device = device;
-        t->worker.level = cpu_isa_bodies(device->level);
+        t->worker.level = cpu_isa_bodies(device->base.level);
         failed = open_scratch(&t->worker.scratch) ? 0 : ENOMEM;
         if (!failed)
             failed = pthread_create(&t->id, NULL, work, t);
@@ -461,20 +462,20 @@ static attnd_status start_threads(ker_device *device, attnd_err *err)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (failed)
         return attnd_fail(err, ATTND_NO_ROOM, "device.threads = %u: %u could be started: %s",
-                          device->info.n_threads, device->n_started, strerror(failed));
+                          device->base.info.n_threads, device->n_started, strerror(failed));
     return ATTND_OK;
 }
 
-static attnd_status open_slots(ker_device *device, attnd_err *err)
+static attnd_status open_slots(cpu_device *device, attnd_err *err)
 {
-    size_t bytes = device->info.workspace_bytes, all;
-    uint32_t n = device->info.n_slots;
+    size_t bytes = device->base.info.workspace_bytes, all;
+    uint32_t n = device->base.info.n_slots;
     if (n == 0)
         return attnd_fail(err, ATTND_BAD_CONFIG, "device.slots = 0: at least 1");
     if (!__builtin_mul_overflow(bytes, (size_t)n, &all) && all > 0)
         device->workspaces = map(all);
     device->slots = calloc(n, sizeof *device->slots);
-    device->threads = calloc(device->info.n_threads, sizeof *device->threads);
+    device->threads = calloc(device->base.info.n_threads, sizeof *device->threads);
     if ((bytes > 0 && !device->workspaces) || !device->slots || !device->threads)
         return attnd_fail(err, ATTND_NO_ROOM, "device.workspace = %zu: no memory for it %u times",
                           bytes, n);
@@ -483,42 +484,9 @@ static attnd_status open_slots(ker_device *device, attnd_err *err)
     return ATTND_OK;
 }
 
-attnd_status ker_device_open(ker_device **out, const ker_device_options *options, attnd_err *err)
+static void device_close(ker_device *closed)
 {
-    *out = NULL;
-    ker_device *device = calloc(1, sizeof *device);
-    if (!device)
-        return attnd_fail(err, ATTND_NO_ROOM, "device = %zu bytes: no memory", sizeof *device);
-    pthread_mutex_init(&device->lock, NULL);
-    pthread_cond_init(&device->work, NULL);
-    pthread_cond_init(&device->idle, NULL);
-    ker_device_info *info = &device->info;
-    info->backend = "cpu";
-    info->n_threads = options->n_threads ? options->n_threads : n_cpus();
-    info->n_slots = options->n_slots;
-    info->workspace_bytes = options->workspace_bytes / 64 * 64;
-    name_cpu(info->name, sizeof info->name);
-    attnd_status status = cpu_isa_find(options->isa, &device->level, err);
-    if (status != ATTND_OK)
-        goto fail;
-    info->isa = ker_level_name(device->level);
-    status = open_slots(device, err);
-    if (status != ATTND_OK)
-        goto fail;
-    status = start_threads(device, err);
-    if (status != ATTND_OK)
-        goto fail;
-    *out = device;
-    return ATTND_OK;
-fail:
-    ker_device_close(device);
-    return status;
-}
-
-void ker_device_close(ker_device *device)
-{
-    if (!device)
-        return;
+    cpu_device *device = (cpu_device *)closed;
     pthread_mutex_lock(&device->lock);
     while (device->n_running > 0)
         pthread_cond_wait(&device->idle, &device->lock);
@@ -527,12 +495,12 @@ void ker_device_close(ker_device *device)
     pthread_mutex_unlock(&device->lock);
     for (uint32_t i = 0; i < device->n_started; i++)
         pthread_join(device->threads[i].id, NULL);
-    for (uint32_t i = 0; device->threads && i < device->info.n_threads; i++)
+    for (uint32_t i = 0; device->threads && i < device->base.info.n_threads; i++)
         if (device->threads[i].worker.scratch.memory)
             munmap(device->threads[i].worker.scratch.memory,
                    device->threads[i].worker.scratch.bytes);
     if (device->workspaces)
-        munmap(device->workspaces, device->info.workspace_bytes * device->info.n_slots);
+        munmap(device->workspaces, device->base.info.workspace_bytes * device->base.info.n_slots);
     pthread_cond_destroy(&device->idle);
     pthread_cond_destroy(&device->work);
     pthread_mutex_destroy(&device->lock);
@@ -541,17 +509,55 @@ void ker_device_close(ker_device *device)
     free(device);
 }
 
-void ker_device_describe(const ker_device *device, ker_device_info *info)
+static attnd_status device_open(ker_device **out, const ker_device_options *options, attnd_err *err)
 {
-    *info = device->info;
+    *out = NULL;
+    cpu_device *device = calloc(1, sizeof *device);
+    if (!device)
+        return attnd_fail(err, ATTND_NO_ROOM, "device = %zu bytes: no memory", sizeof *device);
+    pthread_mutex_init(&device->lock, NULL);
+    pthread_cond_init(&device->work, NULL);
+    pthread_cond_init(&device->idle, NULL);
+    device->base.backend = &ker_backend_cpu;
+    ker_device_info *info = &device->base.info;
+    info->backend = "cpu";
+    info->n_threads = options->n_threads ? options->n_threads : n_cpus();
+    info->n_slots = options->n_slots;
+    info->workspace_bytes = options->workspace_bytes / 64 * 64;
+    name_cpu(info->name, sizeof info->name);
+    attnd_status status = cpu_isa_find(options->isa, &device->base.level, err);
+    if (status != ATTND_OK)
+        goto fail;
+    info->isa = ker_level_name(device->base.level);
+    status = open_slots(device, err);
+    if (status != ATTND_OK)
+        goto fail;
+    status = start_threads(device, err);
+    if (status != ATTND_OK)
+        goto fail;
+    *out = &device->base;
+    return ATTND_OK;
+fail:
+    device_close(&device->base);
+    return status;
 }
 
 _Atomic uint64_t *cpu_device_mapped(ker_device *device)
 {
-    return &device->mapped;
+    return &((cpu_device *)device)->mapped;
 }
 
-ker_level ker_device_level(const ker_device *device)
-{
-    return device->level;
-}
+const ker_backend ker_backend_cpu = {
+    .name = "cpu",
+    .device_open = device_open,
+    .device_close = device_close,
+    .memory_make = cpu_memory_make,
+    .memory_make_named = cpu_memory_make_named,
+    .memory_free = cpu_memory_free,
+    .memory_read = cpu_memory_copy,
+    .memory_write = cpu_memory_copy,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .launch = launch,
+    .launch_merge = launch_merge,
+};

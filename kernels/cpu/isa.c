@@ -32,9 +32,9 @@ attnd_status cpu_isa_find(const char *name, ker_level *out, attnd_err *err)
     if (!name)
         return ATTND_OK;
     int level = 0;
-    while (level < KER_N_LEVELS && strcmp(name, ker_level_name((ker_level)level)) != 0)
+    while (level < KER_N_CPU_LEVELS && strcmp(name, ker_level_name((ker_level)level)) != 0)
         level++;
-    if (level == KER_N_LEVELS)
+    if (level == KER_N_CPU_LEVELS)
         return attnd_fail(err, ATTND_BAD_CONFIG, "device.isa = %s: avx512, avx2 or portable", name);
     if (level > (int)best)
         return attnd_fail(err, ATTND_UNSUPPORTED, "device.isa = %s: this CPU has %s", name,

@@ -106,7 +106,7 @@ static attnd_status map(ker_device *device, ker_memory *memory, attnd_err *err)
     return ATTND_OK;
 }
 
-attnd_status ker_memory_make(ker_device *device, const char *name, size_t bytes, ker_memory *out,
+attnd_status cpu_memory_make(ker_device *device, const char *name, size_t bytes, ker_memory *out,
                              attnd_err *err)
 {
     ker_memory memory;
@@ -148,7 +148,7 @@ static int open_locked(const char *shm_name)
     }
 }
 
-attnd_status ker_memory_make_named(ker_device *device, const char *shm_name, size_t bytes,
+attnd_status cpu_memory_make_named(ker_device *device, const char *shm_name, size_t bytes,
                                    ker_memory *out, attnd_err *err)
 {
     ker_memory memory;
@@ -178,7 +178,7 @@ attnd_status ker_memory_make_named(ker_device *device, const char *shm_name, siz
     return ATTND_OK;
 }
 
-void ker_memory_free(ker_device *device, ker_memory *memory)
+void cpu_memory_free(ker_device *device, ker_memory *memory)
 {
     if (memory->base) {
         munmap(memory->base, memory->mapped);
@@ -186,4 +186,11 @@ void ker_memory_free(ker_device *device, ker_memory *memory)
         *cpu_device_mapped(device) -= memory->mapped;
     }
     *memory = (ker_memory){.fd = -1};
+}
+
+attnd_status cpu_memory_copy(ker_device *device, void *to, const void *from, size_t bytes,
+                             attnd_err *err)
+{
+    memcpy(to, from, bytes);
+    return ATTND_OK;
 }
