@@ -1,4 +1,5 @@
 /* append.c: new keys and values into the pool (attention.md §4). */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,16 +7,37 @@
 #include "tests/oracle/codec.h"
 #include "tests/oracle/kv.h"
 
+/* Where the tokens go, in the order of their sequences; -1: nowhere. */
+typedef struct targets {
+    int64_t *slots;  /* of the pool, or rows of the flat target */
+    int64_t *high;   /* slots of the high pool (§17) */
+    int64_t *sorted; /* room to find doubles in */
+    int64_t *memory;
+} targets;
+
+/* §11.8. */
+static attnd_status flat_target_of(const ora_problem *p, int64_t t, int64_t *row, attnd_err *err)
+{
+    *row = p->latent.flat_rows[t];
+    if (*row < -1)
+        return attnd_fail(err, ATTND_BAD_BLOCK, "latent.flat_rows[%lld] = %lld: -1 or a row",
+                          (long long)t, (long long)*row);
+    return ATTND_OK;
+}
+
 /* Where a token goes: its slot, or -1. */
 static attnd_status target_of(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
                               int64_t *slot, attnd_err *err)
 {
     int64_t t = batch->q_first[b] + i;
+    if (p->latent.flat)
+        return flat_target_of(p, t, slot, err);
     if (p->slots && p->slots[t] == -1) {
         *slot = -1;
         return ATTND_OK;
     }
-    if (p->q_len[b] > p->kv_len[b])
+    bool is_local = p->slots && p->cp.n_ranks > 0; /* §18: kv_len is this rank's */
+    if (p->q_len[b] > p->kv_len[b] && !is_local)
         return attnd_fail(err, ATTND_BAD_LENGTH, "q_len[%u] = %d: kv_len = %d counts them in", b,
                           p->q_len[b], p->kv_len[b]);
     if (!p->slots)
@@ -34,75 +56,194 @@ static int by_slot(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Fills slots[n_tokens]; sorted has room for as many. */
-static attnd_status find_targets(const ora_batch *batch, const ora_problem *p, int64_t *slots,
-                                 int64_t *sorted, attnd_err *err)
+/* Refuses two tokens in one place. */
+static attnd_status check_distinct(const targets *to, const int64_t *slots, int64_t n,
+                                   const char *name, attnd_err *err)
 {
-    int64_t n = 0;
-    for (uint32_t b = 0; b < p->n_seqs; b++)
-        for (int32_t i = 0; i < p->q_len[b]; i++) {
-            TRY(target_of(batch, p, b, i, &slots[n], err));
-            n++;
-        }
-    memcpy(sorted, slots, (size_t)n * sizeof *slots);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_slot);
+    memcpy(to->sorted, slots, (size_t)n * sizeof *slots);
+    qsort(to->sorted, (size_t)n, sizeof *slots, by_slot);
     for (int64_t k = 1; k < n; k++)
-        if (sorted[k] >= 0 && sorted[k] == sorted[k - 1])
-            return attnd_fail(err, ATTND_BAD_BLOCK, "slots = %lld: two tokens in one slot",
-                              (long long)sorted[k]);
+        if (to->sorted[k] >= 0 && to->sorted[k] == to->sorted[k - 1])
+            return attnd_fail(err, ATTND_BAD_BLOCK, "%s = %lld: two tokens in one slot", name,
+                              (long long)to->sorted[k]);
     return ATTND_OK;
 }
 
-/* One head's row: bytes as they are when the types agree, else through double. */
-static void store(char *to, attnd_dtype to_dtype, const char *from, attnd_dtype from_dtype,
-                  uint32_t width, double *x)
+static attnd_status find_targets(const ora_batch *batch, const ora_problem *p, targets *to,
+                                 attnd_err *err)
 {
-    if (to_dtype == from_dtype) {
-        memcpy(to, from, width * ora_codec_bytes(to_dtype));
-        return;
-    }
-    ora_decode(from_dtype, from, width, x);
-    ora_encode(to_dtype, x, width, to);
+    int64_t n = 0;
+    for (uint32_t b = 0; b < p->n_seqs; b++)
+        for (int32_t i = 0; i < p->q_len[b]; i++, n++) {
+            TRY(target_of(batch, p, b, i, &to->slots[n], err));
+            to->high[n] = -1;
+            if (to->slots[n] >= 0)
+                TRY(ora_kv_find_high(batch, p, b, (int64_t)p->kv_len[b] - p->q_len[b] + i,
+                                     &to->high[n], err));
+        }
+    TRY(check_distinct(to, to->slots, n, p->latent.flat ? "latent.flat_rows" : "slots", err));
+    return check_distinct(to, to->high, n, "high_ids", err);
 }
 
-/* Writes the rotated channels over the pass of store(). */
-static void store_rotated(const ora_problem *p, char *to, const char *from, const float *cos_sin,
-                          double *x)
+/* A run of channels that the append itself computed. */
+typedef struct run {
+    uint32_t first, n;
+} run;
+
+/* One row as it was given and as numbers: of a head's k, or of its v. */
+typedef struct row {
+    const char *given;
+    attnd_dtype dtype;
+    double *x;
+    run computed[2];
+} row;
+
+/* Of the same type a row's bytes stay as they are, but for what was computed. */
+static void store(const ora_problem *p, const ora_kv *kv, int plane, uint32_t g, int64_t slot,
+                  const row *r)
 {
-    ora_decode(p->k.dtype, from, p->head_dim, x);
-    ora_rope_apply(&p->rope, cos_sin, p->dtype, x);
-    ora_encode(p->kv.dtype, x, p->rope.dim, to);
+    if (kv->format != ORA_PLAIN || kv->dtype != r->dtype) {
+        ora_kv_store(p, kv, plane, g, slot, r->x);
+        return;
+    }
+    size_t size = ora_codec_bytes(kv->dtype);
+    char *to = ora_kv_at(kv, plane, g, slot);
+    memcpy(to, r->given, (plane == 0 ? p->head_dim : p->head_dim_v) * size);
+    for (int n = 0; n < 2; n++)
+        ora_encode(kv->dtype, r->x + r->computed[n].first, r->computed[n].n,
+                   to + r->computed[n].first * size);
+}
+
+static row take(const ora_rows *rows, int64_t t, uint32_t g, uint32_t width, double *x)
+{
+    row r = {.dtype = rows->dtype, .x = x};
+    r.given = (const char *)rows->base + t * rows->token_stride + g * rows->head_stride;
+    ora_decode(rows->dtype, r.given, width, x);
+    return r;
+}
+
+static uint32_t norm_width(const ora_problem *p)
+{
+    return p->latent.norm_width > 0 ? p->latent.norm_width : p->head_dim;
+}
+
+/* §11.5. */
+static void normalise(const ora_problem *p, double *x)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < norm_width(p); d++)
+        sum += x[d] * x[d];
+    double root = sqrt(sum / norm_width(p) + p->latent.norm_eps);
+    for (uint32_t d = 0; d < norm_width(p); d++)
+        x[d] = ora_round(p->dtype, x[d] * p->latent.norm_weight[d] / root);
+}
+
+/* The k of a token as it is stored: normalised, then rotated. */
+static row take_k(const ora_problem *p, int64_t t, uint32_t g, const float *cos_sin, double *x)
+{
+    row k = take(&p->k, t, g, p->head_dim, x);
+    if (p->latent.norm_weight) {
+        normalise(p, x);
+        k.computed[0] = (run){0, norm_width(p)};
+    }
+    if (p->rope.pairing != ATTND_ROPE_NONE) {
+        ora_rope_apply(&p->rope, cos_sin, p->dtype, x);
+        k.computed[1] = (run){p->rope.first, p->rope.dim};
+    }
+    return k;
+}
+
+/* The pool, or the flat target as one. */
+static ora_kv target_kv(const ora_problem *p)
+{
+    ora_kv kv = p->kv;
+    if (p->latent.flat) {
+        kv.plane[0] = kv.plane[1] = p->latent.flat;
+        kv.block_size = 0;
+        kv.token_stride[0] = kv.token_stride[1] = p->latent.flat_stride;
+    }
+    return kv;
 }
 
 static void append_token(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
-                         int64_t slot, float *cos_sin, double *x)
+                         int64_t slot, int64_t high, float *cos_sin, double *x)
 {
     int64_t t = batch->q_first[b] + i;
-    bool rotates = p->rope.pairing != ATTND_ROPE_NONE;
-    if (rotates)
+    ora_kv kv = target_kv(p);
+    if (p->rope.pairing != ATTND_ROPE_NONE)
         ora_rope_row(batch, p, b, i, cos_sin);
     for (uint32_t g = 0; g < p->n_kv_heads; g++) {
-        const char *k = (const char *)p->k.base + t * p->k.token_stride + g * p->k.head_stride;
-        const char *v = (const char *)p->v.base + t * p->v.token_stride + g * p->v.head_stride;
-        char *to = ora_kv_at(&p->kv, 0, g, slot);
-        store(to, p->kv.dtype, k, p->k.dtype, p->head_dim, x);
-        if (rotates)
-            store_rotated(p, to, k, cos_sin, x);
-        store(ora_kv_at(&p->kv, 1, g, slot), p->kv.dtype, v, p->v.dtype, p->head_dim_v, x);
+        row k = take_k(p, t, g, cos_sin, x);
+        store(p, &kv, 0, g, slot, &k);
+        if (high >= 0)
+            store(p, p->high, 0, g, high, &k);
+        if (p->latent.appends)
+            continue;
+        row v = take(&p->v, t, g, p->head_dim_v, x);
+        store(p, &kv, 1, g, slot, &v);
+        if (high >= 0)
+            store(p, p->high, 1, g, high, &v);
     }
+}
+
+static attnd_status check_latent(const ora_problem *p, attnd_err *err)
+{
+    const ora_latent *latent = &p->latent;
+    if (!latent->appends) {
+        if (latent->norm_weight || latent->flat || ora_kv_is_latent(&p->kv))
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "latent.appends = false: a norm, a flat target and a pool whose K "
+                              "and V are one row take latent rows");
+        return ATTND_OK;
+    }
+    if (p->n_kv_heads != 1 || !(ora_kv_is_latent(&p->kv) || latent->flat))
+        return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                          "latent.appends = true: one kv head, whose K and V are one row");
+    if (latent->norm_width > p->head_dim)
+        return attnd_fail(err, ATTND_BAD_GEOMETRY, "latent.norm_width = %u: at most head_dim = %u",
+                          latent->norm_width, p->head_dim);
+    if (!latent->flat)
+        return ATTND_OK;
+    if (latent->norm_weight)
+        return attnd_fail(err, ATTND_BAD_COMBINATION,
+                          "latent.flat = given: not with a norm of the rows");
+    if (p->cp.bounds)
+        return attnd_fail(err, ATTND_BAD_CP, "latent.flat = given: not with verify groups");
+    if (p->high ||
+        (p->kv.format != ORA_PLAIN && p->kv.format != ORA_DS_POW2 && p->kv.format != ORA_DS_FREE))
+        return attnd_fail(err, ATTND_BAD_COMBINATION,
+                          "latent.flat = given: no room for scales or high pages");
+    if (!latent->flat_rows)
+        return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                          "latent.flat_rows = none: the target needs them");
+    return ATTND_OK;
 }
 
 static attnd_status check_append(const ora_problem *p, attnd_err *err)
 {
-    if (!p->v.base || !ora_codec_has(p->k.dtype) || !ora_codec_has(p->v.dtype))
+    TRY(check_latent(p, err));
+    bool needs_v = !p->latent.appends;
+    if (needs_v ? !p->v.base || !ora_codec_has(p->v.dtype) || !ora_codec_has(p->k.dtype)
+                : !ora_codec_has(p->k.dtype))
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "v = %s %s, k = %s: both, f32, f16 or bf16",
                           p->v.base ? "given" : "none", attnd_dtype_name(p->v.dtype),
                           attnd_dtype_name(p->k.dtype));
-    if (p->kv.block_size == 0 || (!p->block_ids && !p->slots))
+    if (!p->latent.flat && (p->kv.block_size == 0 || (!p->block_ids && !p->slots)))
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
                           "block_ids = none: append needs a pool with "
                           "tables or slots");
     return ATTND_OK;
+}
+
+static bool targets_alloc(targets *to, int64_t n_tokens)
+{
+    to->memory = calloc(3 * (size_t)n_tokens + 1, sizeof *to->memory);
+    to->slots = to->memory;
+    if (!to->memory)
+        return false;
+    to->high = to->slots + n_tokens;
+    to->sorted = to->high + n_tokens;
+    return true;
 }
 
 attnd_status ora_append(const ora_problem *p, attnd_err *err)
@@ -111,32 +252,31 @@ attnd_status ora_append(const ora_problem *p, attnd_err *err)
         return ATTND_OK;
     TRY(check_append(p, err));
     ora_batch batch;
-    int64_t *slots = NULL;
+    targets to = {0};
     double *x = NULL;
     float *cos_sin = NULL;
     attnd_status status = ora_batch_init(&batch, p, err);
     if (status != ATTND_OK)
         goto out;
-    slots = calloc(2 * (size_t)batch.n_tokens + 1, sizeof *slots);
     x = calloc((size_t)p->head_dim + p->head_dim_v, sizeof *x);
     cos_sin = calloc(p->head_dim, sizeof *cos_sin);
-    if (!slots || !x || !cos_sin) {
+    if (!targets_alloc(&to, batch.n_tokens) || !x || !cos_sin) {
         status = attnd_fail(err, ATTND_NO_ROOM, "tokens = %lld: no memory for their slots",
                             (long long)batch.n_tokens);
         goto out;
     }
-    status = find_targets(&batch, p, slots, slots + batch.n_tokens, err);
+    status = find_targets(&batch, p, &to, err);
     if (status != ATTND_OK)
         goto out;
     int64_t n = 0;
     for (uint32_t b = 0; b < p->n_seqs; b++)
         for (int32_t i = 0; i < p->q_len[b]; i++, n++)
-            if (slots[n] >= 0)
-                append_token(&batch, p, b, i, slots[n], cos_sin, x);
+            if (to.slots[n] >= 0)
+                append_token(&batch, p, b, i, to.slots[n], to.high[n], cos_sin, x);
 out:
     free(cos_sin);
     free(x);
-    free(slots);
+    free(to.memory);
     ora_batch_fini(&batch);
     return status;
 }

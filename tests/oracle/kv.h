@@ -24,15 +24,23 @@ typedef struct ora_place {
 attnd_status ora_kv_find(const ora_batch *batch, const ora_problem *problem, uint32_t b, int64_t j,
                          ora_place *place, attnd_err *err);
 
-/* Bytes of a row. */
+/* The slot of key j in the high pool; -1: its page is not held there. Refuses BAD_BLOCK. */
+attnd_status ora_kv_find_high(const ora_batch *batch, const ora_problem *problem, uint32_t b,
+                              int64_t j, int64_t *slot, attnd_err *err);
+
+/* Are both planes one? */
+bool ora_kv_is_latent(const ora_kv *kv);
+
+/* Bytes of a row, and of its scales. */
 char *ora_kv_at(const ora_kv *kv, int plane, uint32_t kv_head, int64_t slot);
+char *ora_kv_scales_at(const ora_kv *kv, int plane, uint32_t kv_head, int64_t slot);
 
 /* A row as numbers, x[head_dim] of plane 0 and x[head_dim_v] of plane 1. b picks the factors per
  * sequence. */
 void ora_kv_load(const ora_problem *problem, const ora_kv *kv, int plane, uint32_t b,
                  uint32_t kv_head, int64_t slot, double *x);
 
-/* Encodes a row of numbers in place. */
+/* Encodes a row of numbers in place; of a latent row plane 0 is all there is to store. */
 void ora_kv_store(const ora_problem *problem, const ora_kv *kv, int plane, uint32_t kv_head,
                   int64_t slot, const double *x);
 

@@ -47,8 +47,10 @@ typedef struct ora_kv {
     int64_t token_stride[2];
     int64_t n_blocks;
     uint32_t block_size; /* T */
-    attnd_dtype dtype;   /* F32, F16, BF16, E4M3, E5M2, I8, NVFP4 (with ORA_NVFP4, ORA_FP4_MLA) */
+    attnd_dtype dtype;   /* PLAIN: F32, F16, BF16, E4M3, E5M2, I8; HEAD: E4M3, I8; ORA_NVFP4 and
+                            ORA_FP4_MLA: NVFP4; ORA_DS_*: E4M3 */
     ora_format format;
+    uint32_t residual; /* ORA_FP4_MLA: R, the last channels of the row, coded twice */
     /* ORA_HEAD, ORA_NVFP4, ORA_FP4_MLA, ORA_DS_584: scales of row r of block x and kv head g at
      * scales[p] + x·block_stride + g·scale_head_stride[p] + r·scale_token_stride[p]. */
     void *scales[2];
@@ -128,11 +130,13 @@ typedef struct ora_bias {
 } ora_bias;
 
 /* §14.1, §14.2: factors as given, none derived from another; 0 is 1 (NVFP4: quant_orig 0 is
- * 1/orig_quant). NVFP4: orig_quant is Gs. */
+ * 1/orig_quant; ORA_FP4_MLA: orig_quant 0 is 448·6/30). NVFP4: orig_quant is Gs. Pools of F32, F16,
+ * BF16 and formats that store all their scales (HEAD, DS) use none. Where K and V are one row (§11)
+ * the factors of K are those of both. */
 typedef struct ora_quant {
     float k_orig_quant, v_orig_quant;   /* on store */
     float k_quant_orig, v_quant_orig;   /* on load */
-    const float *k_factors, *v_factors; /* instead on load; NULL: none */
+    const float *k_factors, *v_factors; /* instead on load, of PLAIN E4M3, E5M2, I8; NULL: none */
     bool factors_per_seq;               /* [n_seqs][n_kv_heads]; else [n_kv_heads] */
     float q_quant_orig;                 /* of an E4M3 q */
     float q_orig_quant; /* > 0: q, after rotation, is rounded to the activation type and then to
@@ -198,7 +202,8 @@ typedef struct ora_latent {
     const float *norm_weight; /* [norm_width]; NULL: no norm */
     uint32_t norm_width;      /* channels that the mean runs over and the weight scales; 0: C+R */
     double norm_eps;
-    void *flat;          /* rows are stored here instead of the pool: row flat_rows[t], -1: not */
+    void *flat;          /* rows are stored here, PLAIN or ORA_DS_POW2 or ORA_DS_FREE, instead of
+                            the pool: row flat_rows[t], -1: not */
     int64_t flat_stride; /* bytes */
     const int32_t *flat_rows; /* [tokens] */
 } ora_latent;

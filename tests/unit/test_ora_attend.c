@@ -911,7 +911,7 @@ static void what_is_no_problem_is_refused(void **state)
     WITH(p.n_kv_heads = 0, BAD_GEOMETRY, "n_heads = 6: a positive multiple of n_kv_heads = 0");
     WITH(p.head_dim = 0, BAD_GEOMETRY, "head_dim = 0, head_dim_v = 40: at least 1");
     WITH(p.dtype = ATTND_DTYPE_E4M3, BAD_GEOMETRY, "dtype = e4m3: f32, f16 or bf16");
-    WITH(p.kv.dtype = ATTND_DTYPE_I8, BAD_GEOMETRY, "kv.dtype = i8: f32, f16 or bf16");
+    WITH(p.kv.dtype = ATTND_DTYPE_NVFP4, BAD_QUANT, "kv.dtype = nvfp4: f32, f16, bf16, e4m3, e5m2 or i8");
     WITH(p.q.dtype = ATTND_DTYPE_I32, BAD_GEOMETRY, "q.dtype = i32: f32, f16, bf16 or e4m3");
     WITH(p.kv.block_size = 0, BAD_GEOMETRY, "kv.block_size = 0: at least 1 with tables");
     WITH(p.rope = ((ora_rope){.pairing = ATTND_ROPE_GPTJ, .dim = 7, .theta = 1e4}), BAD_ROPE,
