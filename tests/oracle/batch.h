@@ -15,7 +15,7 @@ typedef struct ora_batch {
     int64_t *memory;
 } ora_batch;
 
-/* Checks counts, dtypes and lengths, then lays out. The caller calls ora_batch_fini(), after a
+/* Refuses what is no problem (check.h), then lays out. The caller calls ora_batch_fini(), after a
  * refusal too. */
 attnd_status ora_batch_init(ora_batch *batch, const ora_problem *problem, attnd_err *err);
 void ora_batch_fini(ora_batch *batch);
@@ -24,18 +24,23 @@ void ora_batch_fini(ora_batch *batch);
 int64_t ora_batch_position(const ora_batch *batch, const ora_problem *problem, uint32_t b,
                            int32_t i, uint32_t section);
 
+/* a(b,i), and the index of key j: what masks and biases see. Over ranks both are global (§18.3). */
+int64_t ora_batch_row_index(const ora_batch *batch, const ora_problem *problem, uint32_t b,
+                            int32_t i);
+int64_t ora_batch_key_index(const ora_problem *problem, int64_t j);
+
 /* §3.2: block·T + row of key j of sequence b through its table; without tables the row of the given
  * key. Refuses BAD_BLOCK. */
 attnd_status ora_batch_slot(const ora_batch *batch, const ora_problem *problem, uint32_t b,
                             int64_t j, int64_t *slot, attnd_err *err);
 
+/* Is row i of sequence b in a tree; §13.2: the depth of its node, or i in a chain. */
+bool ora_batch_has_tree(const ora_problem *problem, uint32_t b);
+int64_t ora_batch_offset(const ora_batch *batch, const ora_problem *problem, uint32_t b, int32_t i);
+
 /* §6: does row i of sequence b see key j, 0 ≤ j < kv_len? */
 bool ora_batch_sees(const ora_batch *batch, const ora_problem *problem, uint32_t b, int32_t i,
                     int64_t j);
-
-/* §5: what a rotation cannot be made of, a position beyond an uploaded table included. Refuses
- * BAD_ROPE. */
-attnd_status ora_rope_check(const ora_batch *batch, const ora_problem *problem, attnd_err *err);
 
 /* cos and sin that turn row i of sequence b, its q and its new k: [dim/2][2]. */
 void ora_rope_row(const ora_batch *batch, const ora_problem *problem, uint32_t b, int32_t i,
@@ -43,5 +48,9 @@ void ora_rope_row(const ora_batch *batch, const ora_problem *problem, uint32_t b
 
 /* Rotates x by a table and rounds its rotated channels to dtype. */
 void ora_rope_apply(const ora_rope *rope, const float *cos_sin, attnd_dtype dtype, double *x);
+
+/* Room for the rows of a batch; no sequence has any yet (n_visible -1). Refuses NO_ROOM. */
+attnd_status ora_result_make(ora_result *result, const ora_problem *problem, int64_t n_tokens,
+                             attnd_err *err);
 
 #endif

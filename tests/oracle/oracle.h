@@ -150,7 +150,8 @@ typedef struct ora_sage {
     bool smooth_k, smooth_v;
 } ora_sage;
 
-/* §16.2-§16.5, intersected with the mask; what is NULL is not there. */
+/* §16.2-§16.5, intersected with the mask; what is NULL is not there. Keys that are named by slot or
+ * page have no key index: with them the mask is full and there is no positional bias. */
 typedef struct ora_sparse {
     /* Tokens of §16.3: entries of packed token t at topk[t·topk_width]. */
     const int32_t *topk;
@@ -182,7 +183,8 @@ typedef struct ora_sparse {
     uint32_t second_width;
 } ora_sparse;
 
-/* §18: kv_len, tables and masks' keys are this rank's; positions are global. n_ranks 0: none. */
+/* §18: kv_len, tables and lists of keys are this rank's; positions, which must be given, are
+ * global, and so are the indices that masks and biases see. n_ranks 0: none. */
 typedef struct ora_cp {
     uint32_t n_ranks, rank;
     const int32_t *bounds; /* [tokens] local keys the token sees (§18.3); NULL: all of kv_len */
@@ -211,12 +213,13 @@ typedef struct ora_latent {
 /* One call on one layer. Everything is borrowed for the length of the call; arrays of n_seqs or of
  * tokens (Σ q_len) may be NULL where it says so. */
 typedef struct ora_problem {
-    uint32_t n_heads;    /* Hq */
-    uint32_t n_kv_heads; /* Hkv, divides Hq */
-    uint32_t head_dim;   /* D */
-    uint32_t head_dim_v; /* Dv */
-    double sm_scale;     /* factor on q·k; ora_sm_scale() has the default */
-    attnd_dtype dtype;   /* activation type: rotated q and k are rounded to it */
+    attnd_layer_kind kind; /* CROSS: rows have no key index (§19); ENCODER: kv_len is q_len */
+    uint32_t n_heads;      /* Hq */
+    uint32_t n_kv_heads;   /* Hkv, divides Hq */
+    uint32_t head_dim;     /* D */
+    uint32_t head_dim_v;   /* Dv */
+    double sm_scale;       /* factor on q·k; ora_sm_scale() has the default */
+    attnd_dtype dtype;     /* activation type: rotated q and k are rounded to it */
 
     uint32_t n_seqs;
     uint32_t n_contexts;        /* sequences 0 .. n_contexts-1 have no tree: they are causal */
@@ -247,7 +250,10 @@ typedef struct ora_problem {
     const ora_kv *high;      /* §17: same heads and widths as kv, its own block ids; NULL: none */
     const int32_t *high_ids; /* tables like block_ids (block_first): -1 not held */
 
-    int32_t key_from, key_to; /* only keys in [key_from, key_to) take part; key_to 0: all */
+    /* Only keys in [key_from, key_to) take part; key_to 0: all. With a list of tokens or pages
+     * these count its entries. Blocks left out (§16.2) and then the second pool (§16.5) stand
+     * behind. */
+    int32_t key_from, key_to;
 } ora_problem;
 
 /* Row t and head h at [t·n_heads + h]. */
@@ -268,9 +274,11 @@ typedef struct ora_result {
 attnd_status ora_append(const ora_problem *problem, attnd_err *err);
 
 /* §1 for every row and head, from what lies in kv.plane: append first. Table entries and slots of
- * invisible keys are never touched. Refuses BAD_GEOMETRY, BAD_LENGTH (negative), BAD_MASK,
- * BAD_BLOCK (a visible key without a block), NO_ROOM; *out is then empty. The caller frees it with
- * ora_result_fini(). */
+ * invisible keys are never touched. Refuses what §24 says with its label; what has no label there:
+ * BAD_MASK (a block pattern that is none), BAD_LENGTH (beyond a dense relative bias, beyond
+ * beams.max_len), BAD_BLOCK (a beam that is none); NO_ROOM. *out is then empty. The caller frees it
+ * with ora_result_fini(). Phases are not judged: a row may be longer than its keys, a generation
+ * may have any mask. */
 attnd_status ora_attend(const ora_problem *problem, ora_result *out, attnd_err *err);
 
 void ora_result_fini(ora_result *result);

@@ -1,7 +1,7 @@
 /* rope.c: rotary embedding (attention.md §5). */
 #include <math.h>
 
-#include "tests/oracle/batch.h"
+#include "tests/oracle/check.h"
 #include "tests/oracle/codec.h"
 
 /* ---- Frequencies and amplitude (§5.3) ---- */

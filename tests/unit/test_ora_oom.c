@@ -53,7 +53,7 @@ static void attend_without_memory_gives_no_answer(void **state)
         }
     });
     ora_result_fini(&r);
-    assert_int_equal(n_failed, 10);
+    assert_int_equal(n_failed, 6);
 }
 
 static void append_without_memory_writes_nothing(void **state)
