@@ -90,7 +90,7 @@ float ora_pow2_scale(float amax)
 {
     float least = fmaxf(amax / 448, 1e-4f);
     int exponent;
-    return frexpf(least, &exponent) == 0.5f ? least : ldexpf(1, exponent);
+    return isinf(least) || frexpf(least, &exponent) == 0.5f ? least : ldexpf(1, exponent);
 }
 
 static void ds_group(const double *x, size_t n, float scale, uint8_t *codes)
