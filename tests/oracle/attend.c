@@ -8,6 +8,7 @@
 /* What one row needs. */
 typedef struct scratch {
     ora_items items;
+    ora_sage_scales sage;
     double *memory; /* of what follows */
     double *q;      /* [n_heads][D] */
     double *k, *v;  /* [D], [Dv] */
@@ -18,13 +19,16 @@ typedef struct scratch {
 static void scratch_close(scratch *s)
 {
     ora_items_close(&s->items);
+    ora_sage_fini(&s->sage);
     free(s->memory);
     free(s->cos_sin);
 }
 
-static attnd_status scratch_open(scratch *s, const ora_problem *p, attnd_err *err)
+static attnd_status scratch_open(scratch *s, const ora_batch *batch, const ora_problem *p,
+                                 attnd_err *err)
 {
     TRY(ora_items_open(&s->items, p, err));
+    TRY(ora_sage_init(&s->sage, batch, p, err));
     size_t D = p->head_dim, q = p->n_heads * D, group = p->n_heads / p->n_kv_heads;
     s->memory = calloc(q + D + p->head_dim_v + group * (size_t)s->items.room, sizeof *s->memory);
     s->cos_sin = calloc(D, sizeof *s->cos_sin);
@@ -70,6 +74,7 @@ static void attend_group(const ora_problem *p, uint32_t b, uint32_t g, int64_t t
     }
     for (int64_t n = 0; n < s->items.n; n++) {
         ora_item_load(p, &s->items.item[n], 1, b, g, s->v);
+        ora_sage_v(&s->sage, g, s->v);
         for (uint32_t hh = 0; hh < group; hh++) {
             if (out->m[row + hh] == -INFINITY)
                 continue;
@@ -97,11 +102,12 @@ static attnd_status attend_rows(const ora_batch *batch, const ora_problem *p, sc
     for (uint32_t b = 0; b < p->n_seqs; b++)
         for (int32_t i = 0; i < p->q_len[b]; i++) {
             ora_q_load(batch, p, b, i, s->cos_sin, s->q);
+            ora_sage_q(&s->sage, b, i, s->q);
             for (uint32_t g = 0; g < p->n_kv_heads; g++) {
                 if (g == 0 || ora_items_per_head(p))
                     TRY(ora_items_find(batch, p, b, i, g, &s->items, err));
-                TRY(ora_scores(batch, p, b, i, g, &s->items, s->q, s->k, s->scores, s->items.room,
-                               err));
+                TRY(ora_scores(batch, p, b, i, g, &s->items, &s->sage, s->q, s->k, s->scores,
+                               s->items.room, err));
                 attend_group(p, b, g, batch->q_first[b] + i, s, out);
             }
         }
@@ -116,7 +122,7 @@ attnd_status ora_attend(const ora_problem *p, ora_result *out, attnd_err *err)
     scratch s = {0};
     attnd_status status = ora_batch_init(&batch, p, err);
     if (status == ATTND_OK)
-        status = scratch_open(&s, p, err);
+        status = scratch_open(&s, &batch, p, err);
     if (status == ATTND_OK)
         status = ora_result_make(out, p, batch.n_tokens, err);
     if (status == ATTND_OK)

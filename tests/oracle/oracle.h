@@ -143,10 +143,11 @@ typedef struct ora_quant {
                            E4M3 times this; q_quant_orig undoes it (§11.4) */
 } ora_quant;
 
-/* §15. */
+/* §15. Scales and means run over every key of a sequence: each needs a block. Not with keys named
+ * by slot or page, with beams, with ranks. */
 typedef struct ora_sage {
     attnd_dtype qk_dtype;      /* I8 or E4M3; NONE: no Sage */
-    uint32_t q_block, k_block; /* tokens a scale */
+    uint32_t q_block, k_block; /* tokens a scale, powers of two */
     bool smooth_k, smooth_v;
 } ora_sage;
 

@@ -193,7 +193,7 @@ static bool alloc(ora_sage_scales *s, const ora_problem *p)
     size_t v = (size_t)p->n_kv_heads * p->head_dim_v;
     size_t keys = (size_t)p->n_seqs * p->n_kv_heads * p->head_dim;
     s->scales = calloc(q + k + v, sizeof *s->scales);
-    s->means = calloc(keys + v, sizeof *s->means);
+    s->means = calloc(keys + v + p->n_heads, sizeof *s->means);
     if (!s->scales || !s->means)
         return false;
     s->q = s->scales;
@@ -201,6 +201,7 @@ static bool alloc(ora_sage_scales *s, const ora_problem *p)
     s->v = s->k + k;
     s->mean_k = s->means;
     s->mean_v = s->mean_k + keys;
+    s->shift = s->mean_v + v;
     return true;
 }
 
@@ -240,18 +241,25 @@ static double coded(attnd_dtype dtype, double x, float scale)
     return ora_round(dtype, (float)x / scale) * scale;
 }
 
-double ora_sage_q(const ora_sage_scales *s, uint32_t b, int32_t i, uint32_t h, double *q)
+void ora_sage_q(ora_sage_scales *s, uint32_t b, int32_t i, double *q)
 {
     const ora_problem *p = s->problem;
     if (!p)
-        return 0;
-    const double *mean = mean_k(s, b, h / (p->n_heads / p->n_kv_heads));
-    double shift = 0;
-    for (uint32_t d = 0; d < p->head_dim; d++) {
-        shift += q[d] * mean[d];
-        q[d] = coded(p->sage.qk_dtype, q[d], *q_scale(s, b, h, i));
+        return;
+    for (uint32_t h = 0; h < p->n_heads; h++, q += p->head_dim) {
+        const double *mean = mean_k(s, b, h / (p->n_heads / p->n_kv_heads));
+        double dot = 0;
+        for (uint32_t d = 0; d < p->head_dim; d++) {
+            dot += q[d] * mean[d];
+            q[d] = coded(p->sage.qk_dtype, q[d], *q_scale(s, b, h, i));
+        }
+        s->shift[h] = p->sm_scale * dot;
     }
-    return p->sm_scale * shift;
+}
+
+double ora_sage_shift(const ora_sage_scales *s, uint32_t h)
+{
+    return s->problem ? s->shift[h] : 0;
 }
 
 void ora_sage_k(const ora_sage_scales *s, uint32_t b, uint32_t g, int64_t j, double *k)

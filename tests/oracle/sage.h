@@ -22,7 +22,8 @@ typedef struct ora_sage_scales {
     double *mean_k;             /* [n_seqs][n_kv_heads][D]; 0 without smoothing */
     double *mean_v;             /* [n_kv_heads][Dv]; 0 without smoothing */
     float *scales;              /* the memory of q, k and v */
-    double *means;              /* of mean_k and mean_v */
+    double *shift;              /* [n_heads] of the row that ora_sage_q() saw last */
+    double *means;              /* the memory of mean_k, mean_v and shift */
 } ora_sage_scales;
 
 /* Borrows the problem until ora_sage_fini(), which the caller calls, after a refusal too. Refuses
@@ -32,11 +33,13 @@ attnd_status ora_sage_init(ora_sage_scales *scales, const ora_batch *batch,
                            const ora_problem *problem, attnd_err *err);
 void ora_sage_fini(ora_sage_scales *scales);
 
-/* In place: what is used instead of q of row i and head h; of k of key j, -1 for a block's mean,
- * whose scale is its own; of v. Returns what every score of the row is off by: sm_scale·(q·mean_k).
- */
-double ora_sage_q(const ora_sage_scales *scales, uint32_t b, int32_t i, uint32_t h, double *q);
+/* In place: what is used instead of q[n_heads][D] of row i; of k of key j, -1 for a block's mean,
+ * whose scale is its own; of v. */
+void ora_sage_q(ora_sage_scales *scales, uint32_t b, int32_t i, double *q);
 void ora_sage_k(const ora_sage_scales *scales, uint32_t b, uint32_t g, int64_t j, double *k);
 void ora_sage_v(const ora_sage_scales *scales, uint32_t g, double *v);
+
+/* What every score of head h of that row is off by, before cap and bias; 0 without Sage. */
+double ora_sage_shift(const ora_sage_scales *scales, uint32_t h);
 
 #endif

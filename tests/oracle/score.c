@@ -53,11 +53,10 @@ static double relative_bias(const ora_bias *bias, uint32_t h, int64_t a, int64_t
     return bias->relative[h * size + bucket];
 }
 
-/* The score of raw score r. Keys without an index have no bias but their own. */
-static double score(const ora_bias *bias, double sm_scale, uint32_t h, int64_t a,
-                    const ora_item *item, double r)
+/* The score of a scaled one. Keys without an index have no bias but their own. */
+static double score(const ora_bias *bias, double t, uint32_t h, int64_t a, const ora_item *item)
 {
-    double s = sm_scale * r, after = bias->scale_after_alibi == 0 ? 1 : bias->scale_after_alibi;
+    double s = t, after = bias->scale_after_alibi == 0 ? 1 : bias->scale_after_alibi;
     if (bias->softcap > 0)
         s = bias->softcap * tanh(s / bias->softcap);
     s *= after;
@@ -87,20 +86,22 @@ static attnd_status check_dense(const ora_problem *p, uint32_t b, int32_t i, int
 }
 
 attnd_status ora_scores(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
-                        uint32_t g, const ora_items *items, const double *q, double *k,
-                        double *scores, int64_t stride, attnd_err *err)
+                        uint32_t g, const ora_items *items, const ora_sage_scales *sage,
+                        const double *q, double *k, double *scores, int64_t stride, attnd_err *err)
 {
     uint32_t group = p->n_heads / p->n_kv_heads;
     int64_t a = ora_batch_row_index(batch, p, b, i);
     TRY(check_dense(p, b, i, a, items, err));
     for (int64_t n = 0; n < items->n; n++) {
         ora_item_load(p, &items->item[n], 0, b, g, k);
+        ora_sage_k(sage, b, g, items->item[n].key, k);
         for (uint32_t hh = 0; hh < group; hh++) {
             uint32_t h = g * group + hh;
             double r = 0;
             for (uint32_t d = 0; d < p->head_dim; d++)
                 r += q[(size_t)h * p->head_dim + d] * k[d];
-            scores[hh * stride + n] = score(&p->bias, p->sm_scale, h, a, &items->item[n], r);
+            scores[hh * stride + n] =
+                score(&p->bias, p->sm_scale * r + ora_sage_shift(sage, h), h, a, &items->item[n]);
         }
     }
     return ATTND_OK;
