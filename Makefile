@@ -124,7 +124,7 @@ $(B)/bin/attnd: $(call obj,daemon/main.c) $(call LIB,srv) $(call LIB,cfg) $(call
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $^ $(LIBS_SRV)
 
-$(B)/bin/attnctl: $(call obj,$(CTL_C)) $(call LIB,msg)
+$(B)/bin/attnctl: $(call obj,$(CTL_C)) $(call LIB,ora) $(call LIB,cli) $(call LIB,msg)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $^ -lcjson -lprotobuf-c -lm
 

@@ -77,6 +77,9 @@ typedef enum ctl_flag_id {
     CTL_FLAG_INTERVAL,
     CTL_FLAG_COUNT,
     CTL_FLAG_WAIT,
+    CTL_FLAG_PLANS,
+    CTL_FLAG_EXACT,
+    CTL_FLAG_ORACLE,
 } ctl_flag_id;
 
 /* What attnctl itself adds to a command. */
@@ -115,7 +118,8 @@ int ctl_run_method(ctl_options *o);
 struct ctl_options {
     const char *socket, *dir;
     bool json, reset, wait, watch;
-    int64_t timeout_ms; /* -1: not given */
+    bool plans, exact, oracle; /* of check */
+    int64_t timeout_ms;        /* -1: not given */
     int64_t interval_ms;
     bool has_interval;
     int64_t count; /* rounds of watch and top; 0: until interrupted */

@@ -112,6 +112,15 @@ static void set_flag(ctl_options *o, int flag, ctl_command_id id)
     case CTL_FLAG_WAIT:
         o->wait = true;
         break;
+    case CTL_FLAG_PLANS:
+        o->plans = true;
+        break;
+    case CTL_FLAG_EXACT:
+        o->exact = true;
+        break;
+    case CTL_FLAG_ORACLE:
+        o->oracle = true;
+        break;
     case 'h':
         if (id == CTL_N_COMMANDS)
             ctl_print_help();

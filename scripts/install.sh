@@ -56,6 +56,7 @@ else
     put 644 "${DESTDIR:-}$etc/attnd" config/attnd.json
 fi
 put 644 "$root/share/attnd/presets" config/presets/*
+put 644 "$root/share/attnd/cases" tests/cases/*
 for page in "$B"/man/*; do
     [ ! -e "$page" ] || put 644 "$root/share/man/man${page##*.}" "$page"
 done

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 
-from support import BUILD, Daemon, attnd
+from support import BUILD, ROOT, Daemon, attnd
 
 import tap
 
@@ -58,7 +58,7 @@ def help_lists_every_command_and_each_has_help_of_its_own():
     listed = commands()
     for name in (
         "methods ping ready info drain shutdown stats models pools sessions buffers kernels "
-        "plans explain config reload log-level top call completion version"
+        "plans explain config reload log-level top call check completion version"
     ).split():
         assert name in listed, name
     for name in listed:
@@ -75,6 +75,7 @@ def every_command_answers_in_both_forms():
             "call": ["server.ping"],
             "top": ["--interval", "0.01", "--count", "1"],
             "completion": ["bash"],
+            "check": [os.path.join(ROOT, "tests", "cases", "b001_poison_short_rows.json")],
         }
         for name in commands():
             if name in ("drain", "shutdown"):

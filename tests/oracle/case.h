@@ -13,6 +13,9 @@
 
 enum { ORA_CASE_NAME = 65, ORA_CASE_DIMS = 4 };
 
+/* No file can write it: text of a seed has at most 19 digits. */
+#define ORA_CASE_NO_SEED UINT64_MAX
+
 /* int32 values: a list, or a list repeated until there are n. */
 typedef struct ora_case_ints {
     bool given;
@@ -42,7 +45,7 @@ typedef struct ora_case_tensor {
     ora_case_source source;
     char name[ORA_CASE_NAME]; /* "": the name of the field */
     double amplitude;
-    uint64_t seed;      /* added to the case's */
+    uint64_t seed;      /* ORA_CASE_NO_SEED: the case's */
     uint32_t first;     /* row 0 is row first of what is generated */
     ora_case_ints take; /* or row t is row take[t] */
     double scale, plus; /* of a position: position · scale + plus */

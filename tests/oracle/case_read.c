@@ -377,13 +377,16 @@ static attnd_status check_sources(const ora_json *json, attnd_err *err)
     return ATTND_OK;
 }
 
+#define THERE                                                                                      \
+    ((ora_case_tensor){.given = true, .amplitude = 1, .scale = 1, .seed = ORA_CASE_NO_SEED})
+
 /* An object; 1.5, "nan": all of it; [1, 2]: a value a row; "position", "one_hot"; true: generated;
  * false: not given. */
 static attnd_status read_tensor(const ora_json *json, void *place, attnd_err *err)
 {
     ora_case_tensor *t = place;
     const char *text = cJSON_GetStringValue(json->at);
-    *t = (ora_case_tensor){.given = true, .amplitude = 1, .scale = 1};
+    *t = THERE;
     if (cJSON_IsArray(json->at))
         return read_rows(json, t, err);
     if (text && strcmp(text, "position") == 0)
@@ -623,8 +626,7 @@ static const ora_json_field CREATE_PLAN_FIELDS[] = {
 /* q, out and lse are there unless a case says otherwise. */
 static void preset_call(ora_case_call *call)
 {
-    ora_case_tensor there = {.given = true, .amplitude = 1, .scale = 1};
-    *call = (ora_case_call){.n_layers = 1, .q = there, .out = there, .lse = there};
+    *call = (ora_case_call){.n_layers = 1, .q = THERE, .out = THERE, .lse = THERE};
 }
 
 static attnd_status read_attend(const ora_json *json, void *place, attnd_err *err)
@@ -723,7 +725,7 @@ static attnd_status read_write(const ora_json *json, void *place, attnd_err *err
 {
     ora_case_step *s = place;
     s->op = ORA_CASE_WRITE;
-    s->write.k = s->write.v = (ora_case_tensor){.given = true, .amplitude = 1, .scale = 1};
+    s->write.k = s->write.v = THERE;
     return ora_json_object(json, WRITE_FIELDS, &s->write, err);
 }
 
@@ -759,7 +761,7 @@ static attnd_status read_merge(const ora_json *json, void *place, attnd_err *err
 {
     ora_case_step *s = place;
     s->op = ORA_CASE_MERGE;
-    s->merge.out = s->merge.lse = (ora_case_tensor){.given = true, .amplitude = 1, .scale = 1};
+    s->merge.out = s->merge.lse = THERE;
     return ora_json_object(json, MERGE_FIELDS, &s->merge, err);
 }
 

@@ -58,6 +58,7 @@ static void consider(worst *w, int64_t token, uint32_t head, uint32_t channel, d
 static bool settle(const worst *w, const char *what, bool ok, near_report *report)
 {
     report->ok = ok && !(w->times > 1);
+    report->times = w->token < 0 ? 0 : fmax(report->times, w->times);
     report->token = w->token;
     report->head = w->head;
     if (w->token < 0)
@@ -124,6 +125,7 @@ bool near_out(const ora_rows *got, const ora_result *want, near_path path, doubl
     free(row);
     report->e_inf = sum.e_inf;
     report->e_rms = sum.off2 > 0 ? sqrt(sum.off2 / sum.want2) : 0;
+    report->times = report->e_rms / (gate.e_rms * widen);
     return settle(&w, "out", report->e_rms <= gate.e_rms * widen, report);
 }
 

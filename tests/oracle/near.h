@@ -46,6 +46,7 @@ typedef enum near_backend { NEAR_CPU, NEAR_GPU } near_backend;
 typedef struct near_report {
     bool ok;
     double e_inf, e_rms; /* of the whole tensor */
+    double times;        /* the worst of all, in parts of what is allowed: 1 is the gate */
     int64_t token;       /* the worst row; -1: none */
     uint32_t head;
     char text[NEAR_TEXT]; /* the worst row in words, whether it passed or not */
