@@ -83,6 +83,8 @@ def every_file_has_its_place_and_its_mode():
             ("share/doc/attnd/LICENSE", 0o644),
             ("etc/attnd/attnd.json", 0o644),
             ("share/attnd/presets/llama-3-8b.json", 0o644),
+            ("share/attnd/cases/b001_poison_short_rows.json", 0o644),
+            ("share/attnd/cases/format.md", 0o644),
             ("share/bash-completion/completions/attnctl", 0o644),
             ("lib/systemd/system/attnd.service", 0o644),
         ):
