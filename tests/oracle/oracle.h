@@ -284,7 +284,8 @@ attnd_status ora_attend(const ora_problem *problem, ora_result *out, attnd_err *
 
 void ora_result_fini(ora_result *result);
 
-/* §14.7: the bytes of an output: E4M3 of O·out_scale at bytes[tokens][n_heads·Dv]. */
+/* §14.7: the bytes of an output: E4M3 of O·out_scale at bytes[tokens][n_heads·Dv]; O is rounded to
+ * fp32 first, here and below. */
 void ora_output_e4m3(const ora_result *result, float out_scale, uint8_t *bytes);
 
 /* §14.7: NVFP4 codes [tokens][n_heads·Dv/2] with Gs = out_scale, and their scales in the swizzled
@@ -300,6 +301,11 @@ attnd_status ora_move(const ora_problem *problem, uint32_t seq, const int32_t *s
 
 /* §8: 1 / (q_scaling · sqrt(dim)); q_scaling 0 is 1. */
 double ora_sm_scale(double q_scaling, uint32_t dim);
+
+/* §8: the scales a kernel works with, of dequantisation factors of q, k, v and the factor of an
+ * E4M3 output; a factor of 0 is 1. */
+double ora_score_scale(double sm_scale, double q_quant_orig, double k_quant_orig);
+double ora_value_scale(double v_quant_orig, double out_orig_quant);
 
 /* §7.2: the slope of head h of n_heads. */
 double ora_alibi_slope(uint32_t h, uint32_t n_heads);
