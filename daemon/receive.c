@@ -489,21 +489,26 @@ static void on_client(uv_poll_t *poll, int status, int events)
         watch(c);
 }
 
-/* Connections whose replies wait to be sent. */
-static void serve_turns(srv_receive *receive)
+/* The next connection whose replies wait to be sent, with the reference of its turn; NULL: none. */
+static connection *take_turn(srv_receive *receive)
 {
     pthread_mutex_lock(&receive->lock);
     connection *c = receive->turns;
-    receive->turns = NULL;
-    pthread_mutex_unlock(&receive->lock);
-    while (c) {
-        connection *next = c->next_turn;
+    if (c) {
+        receive->turns = c->next_turn;
         c->wants_turn = false;
+    }
+    pthread_mutex_unlock(&receive->lock);
+    return c;
+}
+
+static void serve_turns(srv_receive *receive)
+{
+    for (connection *c; (c = take_turn(receive));) {
         watch(c);
         pthread_mutex_lock(&receive->lock);
         unref(c);
         pthread_mutex_unlock(&receive->lock);
-        c = next;
     }
 }
 
