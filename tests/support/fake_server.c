@@ -414,27 +414,43 @@ void fake_close(fake_server *server)
     pthread_mutex_destroy(&server->lock);
 }
 
-unsigned fake_n_requests(fake_server *server, msg_op op)
+static unsigned read_count(fake_server *server, const unsigned *count)
 {
     pthread_mutex_lock(&server->lock);
-    unsigned n = server->n_requests[op];
+    unsigned n = *count;
     pthread_mutex_unlock(&server->lock);
     return n;
 }
 
-static unsigned n_leases(fake_server *server)
+unsigned fake_n_requests(fake_server *server, msg_op op)
+{
+    return read_count(server, &server->n_requests[op]);
+}
+
+unsigned fake_n_fd_requests(fake_server *server)
+{
+    return read_count(server, &server->n_fd_requests);
+}
+
+unsigned fake_n_connections(fake_server *server)
+{
+    return read_count(server, &server->n_connections);
+}
+
+unsigned fake_copy_ids(fake_server *server, uint64_t ids[FAKE_MAX])
 {
     pthread_mutex_lock(&server->lock);
-    unsigned n = server->n_leases;
+    unsigned n = server->n_ids;
+    memcpy(ids, server->ids, n * sizeof *ids);
     pthread_mutex_unlock(&server->lock);
     return n;
 }
 
 bool fake_wait_leases(fake_server *server, unsigned n)
 {
-    for (int i = 0; i < 200 && n_leases(server) != n; i++)
+    for (int i = 0; i < 200 && read_count(server, &server->n_leases) != n; i++)
         usleep(10000);
-    return n_leases(server) == n;
+    return read_count(server, &server->n_leases) == n;
 }
 
 void fake_end_leases(fake_server *server)

@@ -66,8 +66,13 @@ void fake_close(fake_server *server);
 fake_action fake_answer(fake_server *server, const msg_request *request, msg_reply *reply);
 fake_action fake_fd_answer(fake_server *server, const msg_fd_request *request, msg_fd_reply *reply);
 
-/* Of one op so far. */
+/* So far: of one op, of the buffer socket, of the data socket. */
 unsigned fake_n_requests(fake_server *server, msg_op op);
+unsigned fake_n_fd_requests(fake_server *server);
+unsigned fake_n_connections(fake_server *server);
+
+/* The ids of the requests so far, in order of arrival; their number. */
+unsigned fake_copy_ids(fake_server *server, uint64_t ids[FAKE_MAX]);
 
 /* Waits until that many leases are held; false after two seconds. */
 bool fake_wait_leases(fake_server *server, unsigned n);

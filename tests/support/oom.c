@@ -20,7 +20,7 @@ bool oom_disarm(void)
     return came;
 }
 
-static bool fails(void)
+OOM_PLAIN static bool fails(void)
 {
     if (countdown == 0 || --countdown > 0)
         return false;
@@ -30,7 +30,7 @@ static bool fails(void)
 }
 
 /* The allocator that the program would have had: libc's or the sanitizer's. */
-static void *next(const char *name, void **cache)
+OOM_PLAIN static void *next(const char *name, void **cache)
 {
     if (!*cache)
         *cache = dlsym(RTLD_NEXT, name);

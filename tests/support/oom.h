@@ -2,7 +2,7 @@
  *
  * A test program that wants it writes OOM_INTERPOSE once, outside any function: malloc, calloc and
  * realloc of that program, its libraries' included, then count while armed. Works under the address
- * sanitizer too, whose own malloc is the next one. Only the arming thread is counted.
+ * and thread sanitizers too, whose own malloc is the next one. Only the arming thread is counted.
  */
 #ifndef ATTND_TESTS_SUPPORT_OOM_H
 #define ATTND_TESTS_SUPPORT_OOM_H
@@ -11,26 +11,29 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+/* The thread sanitizer allocates before it can be told that a function is entered. */
+#define OOM_PLAIN __attribute__((no_sanitize_thread))
+
 /* Allocation n from now on (1: the next) fails with ENOMEM, once. */
 void oom_arm(size_t n);
 
 /* Ends it. Says whether the allocation came and failed; false: fewer were made. */
 bool oom_disarm(void);
 
-void *oom_malloc(size_t bytes);
-void *oom_calloc(size_t n, size_t bytes);
-void *oom_realloc(void *old, size_t bytes);
+OOM_PLAIN void *oom_malloc(size_t bytes);
+OOM_PLAIN void *oom_calloc(size_t n, size_t bytes);
+OOM_PLAIN void *oom_realloc(void *old, size_t bytes);
 
 #define OOM_INTERPOSE                                                                              \
-    void *malloc(size_t bytes)                                                                     \
+    OOM_PLAIN void *malloc(size_t bytes)                                                           \
     {                                                                                              \
         return oom_malloc(bytes);                                                                  \
     }                                                                                              \
-    void *calloc(size_t n, size_t bytes)                                                           \
+    OOM_PLAIN void *calloc(size_t n, size_t bytes)                                                 \
     {                                                                                              \
         return oom_calloc(n, bytes);                                                               \
     }                                                                                              \
-    void *realloc(void *old, size_t bytes)                                                         \
+    OOM_PLAIN void *realloc(void *old, size_t bytes)                                               \
     {                                                                                              \
         return oom_realloc(old, bytes);                                                            \
     }

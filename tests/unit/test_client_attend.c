@@ -378,7 +378,8 @@ static void all_in_flight_are_repeated_when_the_connection_breaks(void **state)
             assert_int_equal(timing.queue_us, i);
         }
         assert_true(now_ms() - begin < 4000);
-        uint64_t *sent = server.ids + 1, *again = sent + 4; /* behind hello */
+        uint64_t ids[FAKE_MAX], *sent = ids + 1, *again = sent + 4; /* behind hello */
+        assert_int_equal(fake_copy_ids(&server, ids), 9);
         for (int i = 0; i < 4; i++) {
             int n_same = 0;
             for (int k = 0; k < 4; k++)

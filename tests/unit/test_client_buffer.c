@@ -339,7 +339,7 @@ static void a_buffer_is_asked_for_again_over_a_new_lease(void **state)
     attnd_err err = {0};
     assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_OK);
     assert_string_equal(err.text, "");
-    assert_int_equal(server.n_fd_requests, 4); /* lease, buffer, lease, buffer */
+    assert_int_equal(fake_n_fd_requests(&server), 4); /* lease, buffer, lease, buffer */
     assert_int_equal(fake_n_requests(&server, MSG_OP_create_buffer), 1);
     assert_true(fake_wait_leases(&server, 1));
     attnd_close(client);
@@ -399,7 +399,7 @@ static void waiting_for_anothers_descriptor_ends_in_time(void **state)
     assert_int_equal(attnd_create_buffer(client, 100, 100, &buffer, &err), ATTND_DEADLINE_EXCEEDED);
     assert_null(buffer);
     assert_refusal(&err, ATTND_TIMED_OUT, text);
-    assert_int_equal(server.n_fd_requests, 2); /* the lease's, the other's */
+    assert_int_equal(fake_n_fd_requests(&server), 2); /* the lease's, the other's */
     void *other;
     pthread_join(thread, &other);
     assert_int_equal((uintptr_t)other, ATTND_DEADLINE_EXCEEDED);

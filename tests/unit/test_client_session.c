@@ -377,12 +377,14 @@ static void a_request_whose_connection_breaks_is_repeated_once_with_its_id(void 
     assert_int_equal(attnd_ping(client, 2000, &err), ATTND_OK);
     assert_string_equal(err.text, "");
     assert_int_equal(fake_n_requests(&server, MSG_OP_ping), 2);
-    assert_int_equal(server.n_connections, 2);
-    assert_int_equal(server.n_ids, 3); /* hello, ping, ping */
-    assert_true(server.ids[1] > server.ids[0]);
-    assert_true(server.ids[2] == server.ids[1]);
+    assert_int_equal(fake_n_connections(&server), 2);
+    uint64_t ids[FAKE_MAX];
+    assert_int_equal(fake_copy_ids(&server, ids), 3); /* hello, ping, ping */
+    assert_true(ids[1] > ids[0]);
+    assert_true(ids[2] == ids[1]);
     assert_int_equal(attnd_ping(client, 2000, &err), ATTND_OK);
-    assert_true(server.ids[3] > server.ids[2]);
+    assert_int_equal(fake_copy_ids(&server, ids), 4);
+    assert_true(ids[3] > ids[2]);
     attnd_close(client);
     fake_close(&server);
 }
@@ -506,7 +508,7 @@ static void a_lease_that_broke_is_taken_again(void **state)
     assert_int_equal(attnd_ping(client, 0, &err), ATTND_OK);
     assert_string_equal(err.text, "");
     assert_true(fake_wait_leases(&server, 1));
-    assert_int_equal(server.n_fd_requests, 2);
+    assert_int_equal(fake_n_fd_requests(&server), 2);
     assert_int_equal(fake_n_requests(&server, MSG_OP_hello), 1); /* the same session */
     attnd_close(client);
     assert_true(fake_wait_leases(&server, 0));
@@ -661,7 +663,7 @@ static void bytes_that_are_no_message_end_the_connection(void **state)
     assert_refusal(&err, ATTND_UNAVAILABLE, ATTND_RESTARTED,
                    "data = %s/data: the connection broke before the reply came", server.dir);
     assert_int_equal(fake_n_requests(&server, MSG_OP_ping), 2);
-    assert_int_equal(server.n_connections, 2);
+    assert_int_equal(fake_n_connections(&server), 2);
     attnd_close(client);
     fake_close(&server);
 }
@@ -725,7 +727,7 @@ static void a_request_nobody_reads_ends_in_time_and_the_connection_with_it(void 
     on_ping = fake_answer;
     pthread_mutex_unlock(&server.lock);
     assert_int_equal(attnd_ping(client, 5000, &err), ATTND_OK);
-    assert_int_equal(server.n_connections, 2);
+    assert_int_equal(fake_n_connections(&server), 2);
     assert_int_equal(fake_n_requests(&server, MSG_OP_open_model), 0);
     attnd_close(client);
     fake_close(&server);
