@@ -17,7 +17,7 @@ say        = $(if $(V),,@printf '  %-8s %s\n' '$(1)' '$(2)')
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all deps run demo test check bench asan soak format lint install dist clean help
+.PHONY: all deps run demo test check bench asan tsan soak format lint install dist clean help
 .DEFAULT_GOAL := all
 
 # ---- Flags -----------------------------------------------------------------------------------------
@@ -32,6 +32,8 @@ ALLFLAGS  = -std=gnu11 -g -O2 -fno-omit-frame-pointer $(WARN) -I. -I$(B)/gen -D_
 ifeq ($(FLAVOUR),asan)
 FLAVOURFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 else ifeq ($(FLAVOUR),tsan)
+# gcc serves: the CPU device has threads of its own, no OpenMP whose runtime would show false races.
+export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp $(TSAN_OPTIONS)
 FLAVOURFLAGS := -fsanitize=thread -DATTND_NO_CLONES
 endif
 LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm
@@ -191,8 +193,9 @@ test: check
 check: all $(TESTS) $(BENCHES)
 	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(TESTS_S)
 
-asan:
-	$(Q)$(MAKE) FLAVOUR=asan check
+# Everything again, slower. A report of the daemon fails the test that ran it.
+asan tsan:
+	$(Q)$(MAKE) FLAVOUR=$@ check
 
 # The long counts of what `test` runs short: an hour or so. T=name narrows it.
 soak: all $(BENCHES)
@@ -218,4 +221,4 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | bench K=name | asan | soak | lint | format | install | dist | clean'
+	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | bench K=name | asan | tsan | soak | lint | format | install | dist | clean'

@@ -2,7 +2,8 @@
 
 Every program speaks TAP on stdout: `ok N - name`, `not ok N - name`, and `# SKIP reason` behind a name
 that did not run. cmocka programs are told to by CMOCKA_MESSAGE_OUTPUT. A program that dies, prints no
-test or exits non-zero without a failed test counts as one failure.
+test, exits non-zero without a failed test or prints a sanitizer's report, its own or that of a process
+it started, counts as one failure.
 """
 
 import argparse
@@ -11,6 +12,10 @@ import re
 import subprocess
 import sys
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
+
+import sanitizer
 
 LINE = re.compile(r"^(not )?ok\b\s*(\d+)?\s*(?:-\s*)?(.*)$")
 TIMEOUT_S = 540
@@ -49,6 +54,10 @@ def run(path):
     if (code != 0 and not failed) or not (passed or failed or skipped):
         failed += 1
         text += f"\n{path}: ended with {code} and no failed test\n"
+    report = sanitizer.first_report(text)
+    if report and not failed:
+        failed += 1
+        text += f"\n{path}: a sanitizer's report and no failed test: {report}\n"
     return passed, failed, skipped, text
 
 

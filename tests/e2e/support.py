@@ -22,6 +22,7 @@ sys.path[:0] = [
 ]
 
 import attnd
+import sanitizer
 import tap
 
 START_S = 30.0  # a sanitized build on a busy machine included
@@ -29,6 +30,8 @@ START_S = 30.0  # a sanitized build on a busy machine included
 
 class Daemon:
     """attnd in a runtime directory of its own, ready when the constructor returns.
+
+    A sanitizer's report in what it or its engine printed fails the test when the daemon ends.
 
     dir      the runtime directory
     process  the one that was started: the keeper, or the engine when keeper is False
@@ -123,10 +126,18 @@ class Daemon:
         self.process.wait()
 
     def end(self):
-        """Whatever state it is in: no process and no file is left."""
+        """Whatever state it is in: no process and no file is left.
+
+        It is told to stop first: sanitizers have their last word then."""
         if self.process.poll() is None:
-            self.kill()
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(2)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        log = self.log()
         shutil.rmtree(self._home)
+        assert not sanitizer.first_report(log), f"attnd has a sanitizer's report:\n{log}"
 
 
 def freeze(pid):
