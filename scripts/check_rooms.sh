@@ -69,7 +69,7 @@ check_quiet() { # file, its text
 for file in $sources; do
     [ -e "$file" ] || continue
     # Comments go, directives and lines stay.
-    text=$(gcc -fpreprocessed -dD -E -P -x c "$file" 2>/dev/null)
+    text=$(gcc -fpreprocessed -dD -E -P -x c "$file" 2>/dev/null) || stray "$file: gcc cannot read it"
     check_includes "$file" "$text"
     check_speakers "$file" "$text"
     check_quiet "$file" "$text"

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAME(type, member)                                                                         \
+#define NAME(type, m)                                                                              \
     {                                                                                              \
-#member, ORA_JSON_NAME, offsetof(type, member), sizeof((type *)0)->member, NULL, NULL      \
+#m, ORA_JSON_NAME, offsetof(type, m), sizeof((type *)0)->m, NULL, NULL                     \
     }
 #define COUNT(type, member)                                                                        \
     {                                                                                              \
