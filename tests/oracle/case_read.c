@@ -4,42 +4,25 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAME(type, m)                                                                              \
+#define FIELD(type, member, kind, ...)                                                             \
     {                                                                                              \
-#m, ORA_JSON_NAME, offsetof(type, m), sizeof((type *)0)->m, NULL, NULL                     \
+        .name = #member, .type = ORA_JSON_##kind, .offset = offsetof(type, member), __VA_ARGS__    \
     }
-#define COUNT(type, member)                                                                        \
-    {                                                                                              \
-#member, ORA_JSON_COUNT, offsetof(type, member), 0, NULL, NULL                             \
-    }
-#define WIDE(type, member)                                                                         \
-    {                                                                                              \
-#member, ORA_JSON_WIDE, offsetof(type, member), 0, NULL, NULL                              \
-    }
-#define REAL(type, member)                                                                         \
-    {                                                                                              \
-#member, ORA_JSON_REAL, offsetof(type, member), 0, NULL, NULL                              \
-    }
-#define FLAG(type, member)                                                                         \
-    {                                                                                              \
-#member, ORA_JSON_FLAG, offsetof(type, member), 0, NULL, NULL                              \
-    }
-#define WORD(type, member, words)                                                                  \
-    {                                                                                              \
-#member, ORA_JSON_WORD, offsetof(type, member), 0, words, NULL                             \
-    }
-#define READ(type, member, read)                                                                   \
-    {                                                                                              \
-#member, ORA_JSON_READ, offsetof(type, member), 0, NULL, read                              \
-    }
+#define NAME(type, member) FIELD(type, member, NAME, .width = sizeof((type *)0)->member)
+#define COUNT(type, member) FIELD(type, member, COUNT, .width = 0)
+#define WIDE(type, member) FIELD(type, member, WIDE, .width = 0)
+#define REAL(type, member) FIELD(type, member, REAL, .width = 0)
+#define FLAG(type, member) FIELD(type, member, FLAG, .width = 0)
+#define WORD(type, member, list) FIELD(type, member, WORD, .words = list)
+#define READ(type, member, reader) FIELD(type, member, READ, .read = reader)
 /* The reader gets the whole struct: it fills more than one member. */
-#define WHOLE(name, read)                                                                          \
+#define WHOLE(text, reader)                                                                        \
     {                                                                                              \
-        name, ORA_JSON_READ, 0, 0, NULL, read                                                      \
+        .name = text, .type = ORA_JSON_READ, .read = reader                                        \
     }
-#define NOTE(name)                                                                                 \
+#define NOTE(text)                                                                                 \
     {                                                                                              \
-        name, ORA_JSON_NOTE, 0, 0, NULL, NULL                                                      \
+        .name = text, .type = ORA_JSON_NOTE                                                        \
     }
 #define END                                                                                        \
     {                                                                                              \
