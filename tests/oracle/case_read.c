@@ -4,17 +4,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FIELD(type, member, kind, ...)                                                             \
+#define FIELD(owner, member, kind, ...)                                                            \
     {                                                                                              \
-        .name = #member, .type = ORA_JSON_##kind, .offset = offsetof(type, member), __VA_ARGS__    \
+        .name = #member, .type = ORA_JSON_##kind, .offset = offsetof(owner, member), __VA_ARGS__   \
     }
-#define NAME(type, member) FIELD(type, member, NAME, .width = sizeof((type *)0)->member)
-#define COUNT(type, member) FIELD(type, member, COUNT, .width = 0)
-#define WIDE(type, member) FIELD(type, member, WIDE, .width = 0)
-#define REAL(type, member) FIELD(type, member, REAL, .width = 0)
-#define FLAG(type, member) FIELD(type, member, FLAG, .width = 0)
-#define WORD(type, member, list) FIELD(type, member, WORD, .words = list)
-#define READ(type, member, reader) FIELD(type, member, READ, .read = reader)
+#define NAME(owner, member) FIELD(owner, member, NAME, .width = sizeof((owner *)0)->member)
+#define COUNT(owner, member) FIELD(owner, member, COUNT, .width = 0)
+#define WIDE(owner, member) FIELD(owner, member, WIDE, .width = 0)
+#define REAL(owner, member) FIELD(owner, member, REAL, .width = 0)
+#define FLAG(owner, member) FIELD(owner, member, FLAG, .width = 0)
+#define WORD(owner, member, list) FIELD(owner, member, WORD, .words = list)
+#define READ(owner, member, reader) FIELD(owner, member, READ, .read = reader)
 /* The reader gets the whole struct: it fills more than one member. */
 #define WHOLE(text, reader)                                                                        \
     {                                                                                              \
