@@ -1,4 +1,5 @@
 /* device.c: chooses a backend and hands on to it. */
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/backend.h"
@@ -20,10 +21,10 @@ static attnd_status open_best(ker_device **out, const ker_device_options *option
     for (int i = 0; i < N_BACKENDS; i++) {
         status = backends[i]->device_open(out, options, err);
         if (status == ATTND_OK) {
-            strncpy((*out)->info.passed_over, why, sizeof(*out)->info.passed_over - 1);
+            snprintf((*out)->info.passed_over, sizeof(*out)->info.passed_over, "%s", why);
             return ATTND_OK;
         }
-        strncpy(why, err->text, sizeof why - 1);
+        snprintf(why, sizeof why, "%s", err->text);
     }
     return status;
 }
