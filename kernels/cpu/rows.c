@@ -33,13 +33,19 @@ void cpu_row_store(attnd_dtype dtype, const float *restrict from, uint32_t n, ch
             halves[i] = cpu_to_f16(from[i]);
 }
 
+/* RN of x. On the way to 16 bits the float is the odd one of x's two neighbours: the nearest would
+ * make a tie of what is none, and x would be rounded twice. */
 static float rounded(attnd_dtype dtype, double x)
 {
-    if (dtype == ATTND_DTYPE_BF16)
-        return cpu_from_bf16(cpu_to_bf16((float)x));
-    if (dtype == ATTND_DTYPE_F16)
-        return cpu_from_f16(cpu_to_f16((float)x));
-    return (float)x;
+    float f = (float)x;
+    if (dtype == ATTND_DTYPE_F32)
+        return f;
+    uint32_t bits = cpu_bits(f);
+    double rest = x - (double)f;
+    if (rest != 0 && f != 0 && !(bits & 1))
+        bits += (rest > 0) == (f > 0) ? 1 : -1u;
+    f = cpu_float(bits);
+    return dtype == ATTND_DTYPE_BF16 ? cpu_from_bf16(cpu_to_bf16(f)) : cpu_from_f16(cpu_to_f16(f));
 }
 
 void cpu_row_rotate(const ker_rope *rope, const float *cos_sin, attnd_dtype dtype, float *x)

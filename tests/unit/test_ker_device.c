@@ -81,7 +81,7 @@ static void a_stream_keeps_the_order_of_its_launches(void **state)
     ker_plan *plans[2];
     for (int k = 0; k < 2; k++) {
         rig_make(&x[k], &brief);
-        memcpy(x[k].pool_run, x[k].pool, x[k].pool_bytes);
+        rig_put(&x[k], device);
         plans[k] = rig_plan(device, &x[k].problem, 0, &memory[k]);
         assert_int_equal(ker_stream_open(device, &streams[k], NULL), ATTND_OK);
     }
@@ -105,11 +105,11 @@ static void a_stream_keeps_the_order_of_its_launches(void **state)
                 assert_true(ticket->started_ns >= launches[k][i - 1].wait.ticket.ended_ns);
         }
     }
-    ker_device_close(device);
     for (int k = 0; k < 2; k++) {
         free(memory[k]);
         rig_free(&x[k]);
     }
+    ker_device_close(device);
 }
 
 static void a_long_prefill_does_not_hold_up_another_stream(void **state)
@@ -121,7 +121,8 @@ static void a_long_prefill_does_not_hold_up_another_stream(void **state)
     rig_wait waits[12];
     rig_make(&prefill, &lengthy);
     rig_make(&decode, &brief);
-    memcpy(prefill.pool_run, prefill.pool, prefill.pool_bytes);
+    rig_put(&prefill, device);
+    rig_put(&decode, device);
     ker_plan *long_plan = rig_plan(device, &prefill.problem, 0, &memory[0]);
     ker_plan *short_plan = rig_plan(device, &decode.problem, 0, &memory[1]);
     assert_int_equal(ker_stream_open(device, &slow, NULL), ATTND_OK);
@@ -137,11 +138,11 @@ static void a_long_prefill_does_not_hold_up_another_stream(void **state)
     assert_true(waits[11].ticket.ended_ns < waits[0].ticket.ended_ns);
     ker_stream_close(slow);
     ker_stream_close(quick);
-    ker_device_close(device);
     for (int i = 0; i < 2; i++)
         free(memory[i]);
     rig_free(&prefill);
     rig_free(&decode);
+    ker_device_close(device);
 }
 
 static void more_streams_than_slots_wait_their_turn(void **state)
@@ -154,7 +155,7 @@ static void more_streams_than_slots_wait_their_turn(void **state)
     void *memory[N_STREAMS];
     for (int k = 0; k < N_STREAMS; k++) {
         rig_make(&x[k], &brief);
-        memcpy(x[k].pool_run, x[k].pool, x[k].pool_bytes);
+        rig_put(&x[k], device);
         ker_plan *plan = rig_plan(device, &x[k].problem, 0, &memory[k]);
         assert_int_equal(ker_stream_open(device, &streams[k], NULL), ATTND_OK);
         for (int i = 0; i < N_EACH; i++)
@@ -195,17 +196,18 @@ static void launches_side_by_side_give_the_right_answers(void **state)
                       .seed = 20 + (uint64_t)k};
         rig_make(&x[k], &s);
         rig_judge(&x[k]);
+        rig_put(&x[k], device);
         plans[k] = rig_plan(device, &x[k].problem, 7, &memory[k]);
         assert_int_equal(ker_stream_open(device, &streams[k], NULL), ATTND_OK);
     }
     for (int times = 0; times < 20; times++) {
         for (int k = 0; k < 3; k++) {
-            memcpy(x[k].pool_run, x[k].pool, x[k].pool_bytes);
-            memset(x[k].out, RIG_CANARY, x[k].out_bytes);
+            rig_put(&x[k], device);
             rig_launch(device, streams[k], plans[k], &waits[k]);
         }
         for (int k = 0; k < 3; k++) {
             rig_join(&waits[k]);
+            rig_fetch(&x[k]);
             rig_check(&x[k], "beside others");
         }
     }
