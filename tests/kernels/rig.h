@@ -67,6 +67,7 @@ typedef struct rig_spec {
     bool batch_invariant;
     rig_rows rows;
     rig_poison poison;
+    uint64_t order; /* another order of the blocks, the same data */
     uint64_t seed;
 } rig_spec;
 
@@ -208,9 +209,9 @@ void rig_check(rig *x, const char *what);
 /* Fails the test unless the outputs of both have the same bits; the rigs lay rows out alike. */
 void rig_same_bits(const rig *a, const rig *b, const char *what);
 
-/* Fails the test if a page of a far pool was touched in which no used block lies. Devices whose
- * memory cannot tell are not asked. */
-void rig_far_is_untouched(const rig *x);
+/* Where in a far pool a page was touched in which no used block lies; -1: nowhere, or the device's
+ * memory cannot tell. */
+int64_t rig_far_page(const rig *x);
 
 double rig_out_at(const rig *x, int64_t token, uint32_t head, uint32_t channel);
 double rig_lse_at(const rig *x, int64_t token, uint32_t head);

@@ -114,7 +114,7 @@ static void lay_out_pool(rig *x)
     kv->block_stride = end + 2 * gap;
     kv->n_blocks = s->given ? 1 : x->n_tables + (s->far_bytes ? 0 : 2);
     x->pool_bytes = (size_t)(kv->n_blocks * kv->block_stride);
-    x->tables = s->given ? take(1) : shuffled(kv->n_blocks, s->seed + 99);
+    x->tables = s->given ? take(1) : shuffled(kv->n_blocks, s->seed + 99 + s->order);
     if (s->far_bytes)
         spread_blocks(x);
 }

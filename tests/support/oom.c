@@ -20,8 +20,26 @@ bool oom_disarm(void)
     return came;
 }
 
+/* Of all threads; written by the one that watches. */
+static _Atomic bool watches;
+static _Atomic size_t n_watched;
+
+void oom_watch(void)
+{
+    n_watched = 0;
+    watches = true;
+}
+
+size_t oom_watched(void)
+{
+    watches = false;
+    return n_watched;
+}
+
 OOM_PLAIN static bool fails(void)
 {
+    if (watches)
+        n_watched++;
     if (countdown == 0 || --countdown > 0)
         return false;
     came = true;

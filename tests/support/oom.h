@@ -2,7 +2,8 @@
  *
  * A test program that wants it writes OOM_INTERPOSE once, outside any function: malloc, calloc and
  * realloc of that program, its libraries' included, then count while armed. Works under the address
- * and thread sanitizers too, whose own malloc is the next one. Only the arming thread is counted.
+ * and thread sanitizers too, whose own malloc is the next one. oom_arm() concerns its own thread
+ * alone.
  */
 #ifndef ATTND_TESTS_SUPPORT_OOM_H
 #define ATTND_TESTS_SUPPORT_OOM_H
@@ -19,6 +20,12 @@ void oom_arm(size_t n);
 
 /* Ends it. Says whether the allocation came and failed; false: fewer were made. */
 bool oom_disarm(void);
+
+/* Counts the allocations of every thread from now on. */
+void oom_watch(void);
+
+/* How many there were; ends it. */
+size_t oom_watched(void);
 
 OOM_PLAIN void *oom_malloc(size_t bytes);
 OOM_PLAIN void *oom_calloc(size_t n, size_t bytes);
