@@ -96,7 +96,7 @@ static int list_types(conform *c)
     int n = 0;
     for (int a = 0; a < 3; a++)
         for (int b = 0; b < 3; b++)
-            if (c->kernel->kv & 1u << floats[b]) {
+            if (c->kernel->kv & 1u << floats[b] && !(c->kernel->family->one_type && a != b)) {
                 const attnd_dtype types[] = {floats[a], floats[b], floats[2 * (a + b) % 3]};
                 memcpy(c->types[n++], types, sizeof types);
             }
@@ -105,10 +105,11 @@ static int list_types(conform *c)
 
 static int list_dims(conform *c)
 {
-    uint32_t most = c->kernel->dims;
+    uint32_t most = c->kernel->dims, step = c->kernel->family->step;
     int n = 0;
     for (int i = 0; i < COUNT(dims); i++)
-        if (dims[i][0] < most && dims[i][1] < most)
+        if (dims[i][0] < most && dims[i][1] < most && dims[i][0] % step == 0 &&
+            dims[i][1] % step == 0)
             memcpy(c->dims[n++], dims[i], sizeof dims[i]);
     c->dims[n][0] = c->dims[n][1] = most;
     return n + 1;
@@ -299,6 +300,7 @@ static void make_spec(const conform *c, const int *row, uint64_t seed, rig_spec 
         .amplitude = amplitudes[row[CONFORM_AMPLITUDE]],
         .batch_invariant = row[CONFORM_INVARIANT],
         .rows = (rig_rows)row[CONFORM_ROWS],
+        .align = c->kernel->family->align,
         .poison = poisons[row[CONFORM_POISON]],
         .seed = seed,
     };
@@ -414,7 +416,7 @@ bool conform_run(const conform *c, uint64_t seed, long only, conform_table *tabl
         rig_judge(&x);
         EACH_DEVICE(i)
         {
-            if (c->kernel->needs > ker_device_level(rig_devices[i]))
+            if (!rig_has_level(rig_devices[i], c->kernel))
                 continue;
             if (table)
                 table[i].n_cases++;

@@ -6,27 +6,42 @@
 /* ---- Devices. ---------------------------------------------------------------------------------
  */
 
-const char *const rig_device_names[RIG_N_DEVICES] = {"portable", "avx2", "avx512"};
+const char *const rig_device_names[RIG_N_DEVICES] = {"portable", "avx2", "avx512", "cuda"};
 ker_device *rig_devices[RIG_N_DEVICES];
+char rig_device_missing[RIG_N_DEVICES][ATTND_ERR_TEXT];
 
-ker_device *rig_device(const char *isa, uint32_t n_threads)
+static ker_device *open_device(const char *backend, const char *isa, uint32_t n_threads, char *why)
 {
     ker_device *device;
     attnd_err err = {0};
-    ker_device_options options = {
-        .n_threads = n_threads, .n_slots = 3, .workspace_bytes = 64 << 20, .isa = isa};
-    attnd_status status = ker_device_open(&device, &options, &err);
-    if (status == ATTND_UNIMPLEMENTED)
-        return NULL;
-    if (status != ATTND_OK)
-        fail_msg("no device: %s", err.text);
+    ker_device_options options = {.backend = backend,
+                                  .n_threads = n_threads,
+                                  .n_slots = 3,
+                                  .workspace_bytes = 64 << 20,
+                                  .isa = isa};
+    ker_device_open(&device, &options, &err);
+    snprintf(why, ATTND_ERR_TEXT, "%s", err.text);
     return device;
+}
+
+ker_device *rig_device(const char *isa, uint32_t n_threads)
+{
+    char why[ATTND_ERR_TEXT];
+    return open_device("cpu", isa, n_threads, why);
+}
+
+ker_device *rig_open(int device, uint32_t n_threads)
+{
+    bool is_cuda = strcmp(rig_device_names[device], "cuda") == 0;
+    return open_device(is_cuda ? "cuda" : "cpu", is_cuda ? NULL : rig_device_names[device],
+                       n_threads, rig_device_missing[device]);
 }
 
 int rig_open_devices(void **state)
 {
     for (int i = 0; i < RIG_N_DEVICES; i++)
-        rig_devices[i] = rig_device(rig_device_names[i], 2);
+        rig_devices[i] = rig_open(i, 2);
+    assert_non_null(rig_devices[0]);
     return 0;
 }
 
@@ -41,10 +56,17 @@ int rig_close_devices(void **state)
 
 ker_device *rig_best_device(void)
 {
-    for (int i = RIG_N_DEVICES - 1; i > 0; i--)
+    for (int i = 2; i > 0; i--)
         if (rig_devices[i])
             return rig_devices[i];
     return rig_devices[0];
+}
+
+bool rig_has_level(const ker_device *device, const ker_kernel *kernel)
+{
+    ker_level level = ker_device_level(device);
+    return kernel->needs <= level &&
+           (kernel->needs < KER_N_CPU_LEVELS) == (level < KER_N_CPU_LEVELS);
 }
 
 void rig_alloc(ker_device *device, const char *name, size_t bytes, ker_memory *out)
@@ -54,24 +76,14 @@ void rig_alloc(ker_device *device, const char *name, size_t bytes, ker_memory *o
         fail_msg("no memory for %s: %s", name, err.text);
 }
 
-/* What this machine's own instructions reach. */
-static void is_mapped_here(const ker_device *device)
+void rig_upload(ker_device *device, char *to, const char *from, size_t bytes)
 {
-    ker_device_info info;
-    ker_device_describe(device, &info);
-    assert_string_equal(info.backend, "cpu");
+    assert_int_equal(ker_memory_write(device, to, from, bytes, NULL), ATTND_OK);
 }
 
-void rig_upload(const ker_device *device, char *to, const char *from, size_t bytes)
+void rig_download(ker_device *device, char *to, const char *from, size_t bytes)
 {
-    is_mapped_here(device);
-    memcpy(to, from, bytes);
-}
-
-void rig_download(const ker_device *device, char *to, const char *from, size_t bytes)
-{
-    is_mapped_here(device);
-    memcpy(to, from, bytes);
+    assert_int_equal(ker_memory_read(device, to, from, bytes, NULL), ATTND_OK);
 }
 
 /* ---- Running. ---------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ typedef enum rig_poison { POISON_ZERO, POISON_NAN, POISON_INF } rig_poison;
 
 /* How q, k, v, out, lse and stats lie. */
 typedef enum rig_rows {
-    ROWS_APART,       /* three elements between heads, 64 bytes between tokens */
+    ROWS_APART,       /* three elements, aligned, between heads, 64 bytes between tokens */
     ROWS_PACKED,      /* no gaps */
     ROWS_HEADS_FIRST, /* [heads][tokens][width] */
     N_ROWS_LAYOUTS,
@@ -66,6 +66,7 @@ typedef struct rig_spec {
     double amplitude;       /* of q; 0: 1 */
     bool batch_invariant;
     rig_rows rows;
+    uint32_t align; /* of rows, bytes; 0: of the element */
     rig_poison poison;
     uint64_t order; /* another order of the blocks, the same data */
     uint64_t seed;
@@ -96,22 +97,30 @@ enum { RIG_EDGE = 64, RIG_CANARY = 0xA7 };
 
 uint64_t rig_random(uint64_t *state);
 
-/* ---- Devices. A device is found by what it is called: an instruction set today. ---------------
+/* ---- Devices. ---------------------------------------------------------------------------------
  */
 
-/* Of the instruction set; NULL when this CPU has it not. The best: isa NULL. */
+/* A CPU device of the instruction set; NULL when this CPU has it not. The best: isa NULL. */
 ker_device *rig_device(const char *isa, uint32_t n_threads);
 
-/* Every device the suites run on, in this order. NULL where this machine has it not. */
-#define RIG_N_DEVICES 3
+/* Every device the suites run on: the CPU's instruction sets, then "cuda". NULL where this machine,
+ * or this build, has it not: rig_device_missing says why. */
+#define RIG_N_DEVICES 4
 extern const char *const rig_device_names[RIG_N_DEVICES];
 extern ker_device *rig_devices[RIG_N_DEVICES];
+extern char rig_device_missing[RIG_N_DEVICES][ATTND_ERR_TEXT];
+
+/* Another of the same kind, to be closed by the caller. */
+ker_device *rig_open(int device, uint32_t n_threads);
 
 /* cmocka's group setup and teardown. */
 int rig_open_devices(void **state);
 int rig_close_devices(void **state);
 
-/* The best of them. */
+/* Whether the device's backend and level are the kernel's. */
+bool rig_has_level(const ker_device *device, const ker_kernel *kernel);
+
+/* The best of the CPU's. */
 ker_device *rig_best_device(void);
 
 /* Loops over devices this machine has. */
@@ -123,14 +132,14 @@ ker_device *rig_best_device(void);
 #define EACH_ROW(i, row)                                                                           \
     EACH_DEVICE(i)                                                                                 \
     for (size_t row = 0; row < ker_n_kernels(); row++)                                             \
-        if (ker_kernel_at(row)->needs <= ker_device_level(rig_devices[i]))
+        if (rig_has_level(rig_devices[i], ker_kernel_at(row)))
 
 /* ---- Memory of a device: what differs where a device has memory of its own. -------------------
  */
 
 void rig_alloc(ker_device *device, const char *name, size_t bytes, ker_memory *out);
-void rig_upload(const ker_device *device, char *to, const char *from, size_t bytes);
-void rig_download(const ker_device *device, char *to, const char *from, size_t bytes);
+void rig_upload(ker_device *device, char *to, const char *from, size_t bytes);
+void rig_download(ker_device *device, char *to, const char *from, size_t bytes);
 
 /* ---- Making. ----------------------------------------------------------------------------------
  */

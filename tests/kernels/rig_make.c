@@ -124,13 +124,14 @@ static void lay_out_rows(const rig *x, ker_rows *rows, attnd_dtype dtype, uint32
                          uint32_t width, size_t *at)
 {
     int64_t size = (int64_t)rig_size(dtype), row = width * size, bytes;
+    int64_t align = x->spec.align ? x->spec.align : 1, gap = (3 * size + align - 1) / align * align;
     if (x->spec.rows == ROWS_HEADS_FIRST) {
         rows->token_stride = row;
         rows->head_stride = x->n_tokens * row;
         bytes = heads * rows->head_stride;
     } else {
         bool is_packed = x->spec.rows == ROWS_PACKED;
-        rows->head_stride = row + (is_packed ? 0 : 3 * size);
+        rows->head_stride = row + (is_packed ? 0 : gap);
         rows->token_stride = heads * rows->head_stride + (is_packed ? 0 : 64);
         bytes = x->n_tokens * rows->token_stride;
     }

@@ -634,7 +634,7 @@ static void b101_what_the_workspace_held_is_not_read(void **state)
                       .seed = 102};
     EACH_DEVICE(isa)
     {
-        ker_device *device = rig_device(rig_device_names[isa], 2);
+        ker_device *device = rig_open(isa, 2);
         rig x, y, again;
         rig_make(&x, &big);
         rig_make(&y, &small);
