@@ -1,5 +1,5 @@
-/* control.c: the control socket: connections, lines, JSON-RPC envelopes; the methods are in
- * control_methods.c.
+/* control.c: the control socket: its connections and what each waits for; JSON-RPC is in
+ * control_rpc.c, the methods are in control_methods.c.
  *
  * A client's line is answered before its next one is read, so that whoever does not read his
  * replies holds one of them and no more. What a method needs from the engine thread comes as a
@@ -19,7 +19,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/control_methods.h"
+#include "daemon/control_rpc.h"
 #include "daemon/log.h"
 #include "daemon/socket.h"
 #include "daemon/stats.h"
@@ -27,22 +27,14 @@
 enum {
     MAX_LINE = 1 << 20,
     MAX_CLIENTS = 64,
-    MAX_BATCH = 64,        /* calls of one message */
-    MAX_REPLY = 16 << 20,  /* bytes; calls of a batch beyond it are refused */
-    MAX_LOOKS = 128,       /* snapshots asked for and not back */
-    READ_CHUNK = 16 << 10, /* bytes */
+    LINE_TIMEOUT_MS = 10000, /* from the first byte of a line to its end */
+    STUCK_MS = 1000,         /* a reply that is not read for as long may be given up for another */
+    MAX_BATCH = 64,          /* calls of one message */
+    MAX_REPLY = 16 << 20,    /* bytes; calls of a batch beyond it are refused */
+    MAX_LOOKS = 128,         /* snapshots asked for and not back */
+    READ_CHUNK = 16 << 10,   /* bytes */
     ENGINE_TIMEOUT_MS = 2000,
     BACKLOG = 64,
-};
-
-/* The codes of JSON-RPC 2.0, and one for what a method itself refuses. */
-enum {
-    RPC_PARSE_ERROR = -32700,
-    RPC_INVALID_REQUEST = -32600,
-    RPC_METHOD_NOT_FOUND = -32601,
-    RPC_INVALID_PARAMS = -32602,
-    RPC_INTERNAL_ERROR = -32603,
-    RPC_REFUSED = -32000,
 };
 
 typedef struct client client;
@@ -59,18 +51,20 @@ struct look {
 
 struct client {
     uv_pipe_t pipe;
-    uv_timer_t timer; /* of the engine's answer, then of the write */
+    uv_timer_t timer; /* of the line's end, then of the engine's answer, then of the write */
     uv_write_t write;
     srv_control *control;
     client *prev, *next;
     int n_handles; /* not closed yet */
     bool is_closing;
-    bool has_ended;   /* end of file seen: what is buffered is still answered */
-    bool is_busy;     /* a message is in work or its reply is being written */
-    bool is_skipping; /* the rest of a line that was too long */
+    bool has_ended;    /* end of file seen: what is buffered is still answered */
+    bool is_busy;      /* a message is in work or its reply is being written */
+    bool is_skipping;  /* the rest of a line that was too long */
+    bool has_asked;    /* a message of it was answered */
+    bool stays;        /* it asked the daemon to leave and waits for that */
+    uint64_t since_ms; /* it connected, was answered, or its reply began to be written */
 
-    char *in; /* received: in[in_first .. in_end), searched for a newline up to in_seen */
-    size_t in_first, in_seen, in_end, in_bytes;
+    srv_lines lines; /* received */
 
     cJSON *message;   /* in work */
     cJSON *next_call; /* not run yet; NULL: none left */
@@ -128,18 +122,7 @@ static void out_add(client *c, const char *text, size_t n)
 /* Adds {jsonrpc, id, name: item} to the reply; takes item. */
 static void out_add_answer(client *c, const char *name, cJSON *item)
 {
-    cJSON *answer = cJSON_CreateObject();
-    const char *id = cJSON_GetStringValue(c->id);
-    int64_t number;
-    srv_json_text(answer, "jsonrpc", "2.0");
-    if (id)
-        srv_json_text(answer, "id", id);
-    else if (srv_json_whole(c->id, INT64_MIN, INT64_MAX, &number))
-        srv_json_count(answer, "id", number);
-    else
-        srv_json_take(answer, "id", cJSON_CreateNull());
-    srv_json_take(answer, name, item);
-    char *text = srv_json_failed() ? NULL : cJSON_PrintUnformatted(answer);
+    char *text = srv_rpc_answer(c->id, name, item);
     if (text) {
         if (c->is_batch)
             out_add(c, c->out_end ? "," : "[", 1);
@@ -148,137 +131,30 @@ static void out_add_answer(client *c, const char *name, cJSON *item)
         c->out_failed = true;
     }
     cJSON_free(text);
-    cJSON_Delete(answer);
-}
-
-/* Adds an error to the reply, in the words of the data socket. */
-static void out_add_error(client *c, int code, const attnd_err *err)
-{
-    char field[ATTND_ERR_TEXT];
-    const char *hint = strstr(err->text, ": ");
-    snprintf(field, sizeof field, "%.*s", (int)attnd_err_field_len(err), err->text);
-    srv_json_begin();
-    cJSON *error = cJSON_CreateObject();
-    srv_json_count(error, "code", code);
-    srv_json_text(error, "message", err->text);
-    cJSON *data = srv_json_object(error, "data");
-    srv_json_text(data, "code", attnd_status_name(err->status));
-    srv_json_text(data, "reason", attnd_reason_name(err->reason));
-    srv_json_text(data, "field", field);
-    srv_json_text(data, "hint", hint ? hint + 2 : "");
-    out_add_answer(c, "error", error);
 }
 
 /* ---- One call ---------------------------------------------------------------------------------
  */
 
-/* Members of a request, in the order of their names below; NULL: absent. */
-typedef enum member { JSONRPC, ID, METHOD, PARAMS, N_MEMBERS } member;
-
-/* Sorts the members of a request; INVALID_REQUEST for one that is unknown or there twice. */
-static int envelope_read(const cJSON *request, const cJSON *found[N_MEMBERS], attnd_err *err)
-{
-    static const char *const names[N_MEMBERS] = {"jsonrpc", "id", "method", "params"};
-    const cJSON *item;
-    char brief[64];
-    if (!cJSON_IsObject(request)) {
-        srv_json_brief(request, brief, sizeof brief);
-        attnd_fail(err, ATTND_BAD_MESSAGE, "request = %s: an object", brief);
-        return RPC_INVALID_REQUEST;
-    }
-    cJSON_ArrayForEach(item, request)
-    {
-        size_t i = 0;
-        while (i < N_MEMBERS && strcmp(names[i], item->string) != 0)
-            i++;
-        if (i == N_MEMBERS || found[i]) {
-            attnd_fail(err, ATTND_BAD_MESSAGE,
-                       "%.48s = given%s: a request has jsonrpc, id, method, params", item->string,
-                       i == N_MEMBERS ? "" : " twice");
-            return RPC_INVALID_REQUEST;
-        }
-        found[i] = item;
-    }
-    return 0;
-}
-
-/* Each member has the type it should; *id is set as soon as it is known to be one. */
-static int envelope_check(const cJSON *const found[N_MEMBERS], const cJSON **id, attnd_err *err)
-{
-    const char *version = cJSON_GetStringValue(found[JSONRPC]);
-    char brief[64];
-    int64_t number;
-    if (found[ID] && !cJSON_IsString(found[ID]) && !cJSON_IsNull(found[ID]) &&
-        !srv_json_whole(found[ID], INT64_MIN, INT64_MAX, &number)) {
-        srv_json_brief(found[ID], brief, sizeof brief);
-        attnd_fail(err, ATTND_BAD_MESSAGE,
-                   "id = %s: a string, null or a whole number between -2^53 and 2^53", brief);
-        return RPC_INVALID_REQUEST;
-    }
-    *id = found[ID];
-    if (!version || strcmp(version, "2.0") != 0) {
-        attnd_fail(err, ATTND_BAD_MESSAGE, "jsonrpc = %s: \"2.0\"",
-                   found[JSONRPC] ? "other" : "absent");
-        return RPC_INVALID_REQUEST;
-    }
-    if (!cJSON_IsString(found[METHOD])) {
-        attnd_fail(err, ATTND_BAD_MESSAGE, "method = %s: a string",
-                   found[METHOD] ? "other" : "absent");
-        return RPC_INVALID_REQUEST;
-    }
-    if (found[PARAMS] && !cJSON_IsObject(found[PARAMS]) && !cJSON_IsArray(found[PARAMS])) {
-        attnd_fail(err, ATTND_BAD_MESSAGE, "params = other: an object");
-        return RPC_INVALID_REQUEST;
-    }
-    return 0;
-}
-
-/* Who asks, what, with what: fills c->id, c->method and the call's parameters. 0, or the code of
- * the error. */
-static int call_open(client *c, const cJSON *request, attnd_err *err)
-{
-    const cJSON *found[N_MEMBERS] = {NULL};
-    const char *nearest;
-    c->id = NULL;
-    int code = envelope_read(request, found, err);
-    if (code == 0)
-        code = envelope_check(found, &c->id, err);
-    if (code)
-        return code;
-    const char *name = cJSON_GetStringValue(found[METHOD]);
-    c->method = srv_method_find(name, &nearest);
-    if (!c->method) {
-        attnd_fail(err, ATTND_UNSUPPORTED,
-                   "method = %.48s: there is none of this name; the nearest is %s", name, nearest);
-        return RPC_METHOD_NOT_FOUND;
-    }
-    if (cJSON_IsArray(found[PARAMS]) && cJSON_GetArraySize(found[PARAMS])) {
-        attnd_fail(err, ATTND_BAD_MESSAGE, "params = an array: an object, by name");
-        return RPC_INVALID_PARAMS;
-    }
-    c->call.params = cJSON_IsObject(found[PARAMS]) ? found[PARAMS] : NULL;
-    return srv_method_check(c->method, c->call.params, err) == ATTND_OK ? 0 : RPC_INVALID_PARAMS;
-}
-
 /* The call is over: with its result, or with the error that code is not 0 for. Notifications and
  * only they stay without an answer; a request that is none is told so all the same. */
 static void call_close(client *c, int code, const attnd_err *err)
 {
-    bool is_told = c->id || code == RPC_PARSE_ERROR || code == RPC_INVALID_REQUEST;
+    bool is_told = c->id || code == SRV_RPC_PARSE_ERROR || code == SRV_RPC_INVALID_REQUEST;
     if (code == 0 && srv_json_failed()) {
         attnd_err no_room;
         attnd_fail(&no_room, ATTND_NO_ROOM, "result = too large: no memory");
         cJSON_Delete(c->call.result);
         c->call.result = NULL;
         if (is_told)
-            out_add_error(c, RPC_REFUSED, &no_room);
+            out_add_answer(c, "error", srv_rpc_error(SRV_RPC_REFUSED, &no_room));
         return;
     }
     if (code == 0 && is_told) {
         out_add_answer(c, "result", c->call.result);
         c->call.result = NULL;
     } else if (is_told) {
-        out_add_error(c, code, err);
+        out_add_answer(c, "error", srv_rpc_error(code, err));
     }
     cJSON_Delete(c->call.result);
     c->call.result = NULL;
@@ -295,7 +171,7 @@ static void call_run(client *c, const srv_snapshot *snapshot)
     c->call.snapshot = snapshot;
     c->call.result = cJSON_CreateObject();
     if (c->method->run(&c->call, &err) != ATTND_OK)
-        code = err.reason == ATTND_BAD_MESSAGE ? RPC_INVALID_PARAMS : RPC_REFUSED;
+        code = err.reason == ATTND_BAD_MESSAGE ? SRV_RPC_INVALID_PARAMS : SRV_RPC_REFUSED;
     call_close(c, code, &err);
 }
 
@@ -347,7 +223,7 @@ static void look_deliver(look *l)
         return;
     }
     attnd_fail(&err, ATTND_NO_ROOM, "snapshot = too large: no memory");
-    call_close(c, RPC_REFUSED, &err);
+    call_close(c, SRV_RPC_REFUSED, &err);
 }
 
 static void control_free_if_closed(srv_control *control);
@@ -376,7 +252,7 @@ static void on_engine_timeout(uv_timer_t *timer)
     c->look = NULL;
     attnd_fail(&err, ATTND_TIMED_OUT, "engine = silent: no answer in %d ms; it is held up",
                ENGINE_TIMEOUT_MS);
-    call_close(c, RPC_REFUSED, &err);
+    call_close(c, SRV_RPC_REFUSED, &err);
     client_resume(c);
 }
 
@@ -389,7 +265,7 @@ static void look_open(client *c, const srv_snapshot *wanted)
     if (!l) {
         attnd_fail(&err, ATTND_NO_ROOM,
                    "snapshots = %u: the engine does not answer those asked for", control->n_looks);
-        call_close(c, RPC_REFUSED, &err);
+        call_close(c, SRV_RPC_REFUSED, &err);
         return;
     }
     l->snapshot = *wanted;
@@ -415,11 +291,15 @@ static void call_begin(client *c, const cJSON *request)
     srv_snapshot wanted = {0};
     c->call = (srv_call){.deps = &c->control->deps, .opened_ms = c->control->opened_ms};
     srv_json_begin();
-    int code = call_open(c, request, &err);
+    srv_rpc_request r;
+    int code = srv_rpc_read(request, &r, &err);
+    c->id = r.id;
+    c->method = r.method;
+    c->call.params = r.params;
     if (code == 0 && c->out_end > MAX_REPLY) {
         attnd_fail(&err, ATTND_TOO_LARGE, "reply = %zu bytes: a batch is answered up to %d",
                    c->out_end, MAX_REPLY);
-        code = RPC_REFUSED;
+        code = SRV_RPC_REFUSED;
     }
     if (code)
         call_close(c, code, &err);
@@ -442,29 +322,16 @@ static void message_refuse(client *c, int code, const attnd_err *err)
 static void message_open(client *c, const char *line, size_t n)
 {
     attnd_err err;
-    const char *end = NULL;
-    if (!srv_json_is_clean(line, n)) {
-        attnd_fail(&err, ATTND_BAD_MESSAGE,
-                   "line = %zu bytes: not UTF-8, or a zero character stands in it", n);
-        message_refuse(c, RPC_PARSE_ERROR, &err);
-        return;
-    }
-    c->message = cJSON_ParseWithLengthOpts(line, n, &end, false);
-    while (c->message && end < line + n && strchr(" \t\r", *end))
-        end++;
-    if (!c->message || end < line + n) {
-        cJSON_Delete(c->message);
-        c->message = NULL;
-        attnd_fail(&err, ATTND_BAD_MESSAGE, "line = %zu bytes: not JSON from byte %zu on", n,
-                   end ? (size_t)(end - line) : 0);
-        message_refuse(c, RPC_PARSE_ERROR, &err);
+    c->message = srv_rpc_parse(line, n, &err);
+    if (!c->message) {
+        message_refuse(c, SRV_RPC_PARSE_ERROR, &err);
         return;
     }
     c->is_batch = cJSON_IsArray(c->message);
     int n_calls = c->is_batch ? cJSON_GetArraySize(c->message) : 1;
     if (n_calls < 1 || n_calls > MAX_BATCH) {
         attnd_fail(&err, ATTND_BAD_MESSAGE, "batch = %d calls: 1..%d", n_calls, MAX_BATCH);
-        message_refuse(c, RPC_INVALID_REQUEST, &err);
+        message_refuse(c, SRV_RPC_INVALID_REQUEST, &err);
         return;
     }
     c->next_call = c->is_batch ? c->message->child : c->message;
@@ -484,6 +351,8 @@ static void message_written(client *c)
     void (*after_reply)(void *) = c->after_reply;
     uv_timer_stop(&c->timer);
     c->is_busy = false;
+    c->has_asked = true;
+    c->since_ms = uv_now(c->control->loop);
     c->out_end = 0;
     c->after_reply = NULL;
     if (c->out_bytes > READ_CHUNK) {
@@ -491,6 +360,7 @@ static void message_written(client *c)
         c->out = NULL;
         c->out_bytes = 0;
     }
+    c->stays |= after_reply != NULL;
     if (after_reply)
         after_reply(c->control->deps.server);
 }
@@ -532,6 +402,7 @@ static void message_close(client *c)
         return;
     }
     c->write.data = c;
+    c->since_ms = uv_now(c->control->loop);
     uv_timer_start(&c->timer, on_write_timeout,
                    (uint64_t)c->control->deps.config->data_send_timeout, 0);
     if (uv_write(&c->write, (uv_stream_t *)&c->pipe, &buf, 1, on_written) < 0)
@@ -549,51 +420,14 @@ static bool is_blank(const char *line, size_t n)
     return true;
 }
 
-/* Takes the next whole line out of what was received; at the end of file its rest is one. False:
- * there is none yet. */
-static bool line_take(client *c, const char **line, size_t *n)
-{
-    char *newline = NULL;
-    if (c->in_seen < c->in_end)
-        newline = memchr(c->in + c->in_seen, '\n', c->in_end - c->in_seen);
-    c->in_seen = c->in_end;
-    if (!newline && !(c->has_ended && c->in_first < c->in_end))
-        return false;
-    size_t end = newline ? (size_t)(newline - c->in) : c->in_end;
-    *line = c->in + c->in_first;
-    *n = end - c->in_first;
-    c->in_first = c->in_seen = newline ? end + 1 : end;
-    return true;
-}
-
-/* Makes room behind what was received; what was consumed goes away. */
 static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     client *c = handle->data;
-    size_t kept = c->in_end - c->in_first;
-    if (c->in_first) {
-        c->in_end = kept;
-        memmove(c->in, c->in + c->in_first, kept);
-        c->in_seen -= c->in_first;
-        c->in_first = 0;
-    }
-    if (kept == 0 && c->in_bytes > 4 * READ_CHUNK) {
-        /* A long line has gone by. */
-        free(c->in);
-        c->in = NULL;
-        c->in_bytes = 0;
-    }
-    if (c->in_bytes - kept < READ_CHUNK) {
-        size_t bytes = 2 * (kept + READ_CHUNK);
-        char *grown = realloc(c->in, bytes);
-        if (!grown) {
-            *buf = uv_buf_init(NULL, 0);
-            return;
-        }
-        c->in = grown;
-        c->in_bytes = bytes;
-    }
-    *buf = uv_buf_init(c->in + c->in_end, (unsigned)(c->in_bytes - c->in_end));
+    char *at = NULL;
+    size_t n = 0;
+    if (!srv_lines_make_room(&c->lines, &at, &n))
+        n = 0;
+    *buf = uv_buf_init(at, (unsigned)n);
 }
 
 /* A line beyond the limit is answered once and its rest thrown away as it comes. */
@@ -602,7 +436,7 @@ static void line_refuse(client *c)
     attnd_err err;
     attnd_fail(&err, ATTND_TOO_LARGE, "line = more than %d bytes: a message has at most that many",
                MAX_LINE);
-    message_refuse(c, RPC_INVALID_REQUEST, &err);
+    message_refuse(c, SRV_RPC_INVALID_REQUEST, &err);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -615,7 +449,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         return;
     }
     if (n > 0)
-        c->in_end += (size_t)n;
+        c->lines.end += (size_t)n;
     client_resume(c);
 }
 
@@ -624,7 +458,7 @@ static bool client_next(client *c)
 {
     const char *line;
     size_t n;
-    while (line_take(c, &line, &n)) {
+    while (srv_lines_take(&c->lines, c->has_ended, &line, &n)) {
         bool is_rest = c->is_skipping;
         c->is_skipping = false;
         if (is_rest || is_blank(line, n))
@@ -636,15 +470,26 @@ static bool client_next(client *c)
             message_open(c, line, n);
         return true;
     }
-    size_t held = c->in_end - c->in_first;
+    size_t held = srv_lines_held(&c->lines);
     if (held <= MAX_LINE && !c->is_skipping)
         return false;
-    c->in_first = c->in_seen = c->in_end = 0;
+    srv_lines_drop(&c->lines);
     if (c->is_skipping)
         return false;
     c->is_skipping = c->is_busy = true;
     line_refuse(c);
     return true;
+}
+
+static void client_dismiss(client *c, const attnd_err *err);
+
+static void on_line_timeout(uv_timer_t *timer)
+{
+    client *c = timer->data;
+    attnd_err err;
+    attnd_fail(&err, ATTND_TIMED_OUT, "line = %zu bytes: it has not ended in %d ms",
+               srv_lines_held(&c->lines), LINE_TIMEOUT_MS);
+    client_dismiss(c, &err);
 }
 
 /* Goes on wherever the client stands, until it waits for something. */
@@ -671,10 +516,15 @@ static void client_resume(client *c)
     }
     if (c->is_closing)
         return;
-    if (c->has_ended)
+    if (c->has_ended) {
         client_close(c);
-    else
-        uv_read_start((uv_stream_t *)&c->pipe, on_alloc, on_read);
+        return;
+    }
+    if (srv_lines_held(&c->lines) == 0 && !c->is_skipping)
+        uv_timer_stop(&c->timer);
+    else if (!uv_is_active((uv_handle_t *)&c->timer))
+        uv_timer_start(&c->timer, on_line_timeout, LINE_TIMEOUT_MS, 0);
+    uv_read_start((uv_stream_t *)&c->pipe, on_alloc, on_read);
 }
 
 /* ---- Clients ----------------------------------------------------------------------------------
@@ -684,7 +534,7 @@ static void on_connection(uv_stream_t *listener, int status);
 
 static void seat_give(srv_control *control, client *c)
 {
-    free(c->in);
+    free(c->lines.in);
     free(c->out);
     *c = (client){.next = control->free_seats};
     control->free_seats = c;
@@ -737,19 +587,86 @@ static bool peer_is_ours(const uv_pipe_t *pipe)
     return uv_fileno((const uv_handle_t *)pipe, &fd) == 0 && srv_socket_is_ours(fd);
 }
 
-/* Says that there is no room, in a message of its own, and hangs up. */
-static void client_turn_away(client *c)
+/* Says why in a message of its own, and hangs up. */
+static void client_dismiss(client *c, const attnd_err *err)
 {
-    attnd_err err;
     c->is_busy = c->has_ended = true;
-    attnd_fail(&err, ATTND_NO_ROOM, "clients = %d: the most at once", MAX_CLIENTS);
-    message_refuse(c, RPC_INVALID_REQUEST, &err);
+    message_refuse(c, SRV_RPC_INVALID_REQUEST, err);
     if (c->out_end && !c->out_failed) {
         uv_buf_t bufs[2] = {uv_buf_init(c->out, (unsigned)c->out_end),
                             uv_buf_init((char *)"\n", 1)};
         uv_try_write((uv_stream_t *)&c->pipe, bufs, 2);
     }
     client_close(c);
+}
+
+/* ---- Room for one more ------------------------------------------------------------------------
+ */
+
+/* How much is lost with a client, least first; KEPT: it is not closed for another one. */
+typedef enum worth {
+    SILENT,    /* has asked nothing yet */
+    BEGINNING, /* nor has this one, but it has sent something just now */
+    IDLE,      /* has its answer and asks nothing now */
+    STUCK,     /* does not read its reply */
+    TALKING,   /* has its answer and has asked again */
+    KEPT,
+} worth;
+
+static worth client_worth(const client *c, uint64_t now_ms)
+{
+    uv_os_fd_t fd;
+    if (c->stays || c->look)
+        return KEPT;
+    if (c->is_busy)
+        return now_ms - c->since_ms >= STUCK_MS ? STUCK : KEPT;
+    if (uv_fileno((const uv_handle_t *)&c->pipe, &fd) == 0 && srv_socket_has_unread(fd))
+        return c->has_asked ? TALKING : BEGINNING;
+    return c->has_asked ? IDLE : SILENT;
+}
+
+/* Closes the client that is worth least, of those the one that has been so for longest, but not
+ * spared. False: all are kept. */
+static bool room_make(srv_control *control, const client *spared)
+{
+    uint64_t now_ms = uv_now(control->loop);
+    client *least = NULL;
+    worth least_worth = KEPT;
+    for (client *c = control->clients; c; c = c->next) {
+        worth is = c == spared ? KEPT : client_worth(c, now_ms);
+        if (is < least_worth || (is == least_worth && least && c->since_ms <= least->since_ms)) {
+            least = c;
+            least_worth = is;
+        }
+    }
+    if (!least)
+        return false;
+    unsigned long long idle_ms = now_ms - least->since_ms;
+    srv_stats_add(SRV_COUNT_connections_displaced, 1);
+    srv_log(SRV_INFO, "control client makes room  idle_ms=%llu", idle_ms);
+    attnd_err err;
+    attnd_fail(&err, ATTND_NO_ROOM,
+               "clients = %d: the most at once; of them this one was idle for longest, %llu ms",
+               MAX_CLIENTS, idle_ms);
+    if (least_worth == STUCK)
+        client_close(least);
+    else
+        client_dismiss(least, &err);
+    return true;
+}
+
+/* What has come with the connection is read before the next one may need its seat. */
+static void client_begin(client *c)
+{
+    uv_os_fd_t fd;
+    char *at;
+    size_t n;
+    if (uv_fileno((const uv_handle_t *)&c->pipe, &fd) == 0 &&
+        srv_lines_make_room(&c->lines, &at, &n)) {
+        ssize_t got = recv(fd, at, n, MSG_DONTWAIT);
+        c->lines.end += got > 0 ? (size_t)got : 0;
+    }
+    client_resume(c);
 }
 
 static void on_connection(uv_stream_t *listener, int status)
@@ -777,12 +694,18 @@ static void on_connection(uv_stream_t *listener, int status)
         c->next->prev = c;
     control->clients = c;
     control->n_clients++;
+    c->since_ms = uv_now(control->loop);
     if (uv_accept(listener, (uv_stream_t *)&c->pipe) < 0 || !peer_is_ours(&c->pipe))
         client_close(c);
-    else if (control->n_clients > MAX_CLIENTS)
-        client_turn_away(c);
-    else
-        client_resume(c);
+    else if (control->n_clients > MAX_CLIENTS && !room_make(control, c)) {
+        attnd_err err;
+        attnd_fail(&err, ATTND_NO_ROOM, "clients = %d: the most at once, and all are at work",
+                   MAX_CLIENTS);
+        srv_stats_add(SRV_COUNT_connections_refused, 1);
+        client_dismiss(c, &err);
+    } else {
+        client_begin(c);
+    }
 }
 
 static void on_control_handle_closed(uv_handle_t *handle);

@@ -2,9 +2,10 @@
  * thread.
  *
  * Methods and their parameters are the rows of methods.def. Handles, the instance, bytes and FLOPs
- * are strings of digits (they may pass 2^53), every other number is a number. At most 64 clients, a
- * line of 1 MiB, 64 calls in a batch; a client's line is answered before its next one is read. The
- * process ignores SIGPIPE.
+ * are strings of digits (they may pass 2^53), every other number is a number. At most a line of
+ * 1 MiB that ends within 10 s, 64 calls in a batch; a client's line is answered before its next one
+ * is read. At most 64 clients: one more is let in for the one that has asked nothing yet, or else
+ * not for longest, unless a call of each is in work. The process ignores SIGPIPE.
  */
 #ifndef ATTND_DAEMON_CONTROL_H
 #define ATTND_DAEMON_CONTROL_H

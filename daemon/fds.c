@@ -14,7 +14,13 @@
 #include "daemon/socket.h"
 #include "proto/message.h"
 
-enum { MAX_CONNECTIONS = 1024, FD_NONE = 0, FD_MEMFD = 1 };
+enum {
+    MAX_CONNECTIONS = 1024,
+    MAX_SURPLUS = 64, /* more, that are only told so */
+    SHARE = 8,        /* of the descriptors that the process may have, for connections */
+    FD_NONE = 0,
+    FD_MEMFD = 1,
+};
 
 /* One client. It asks the engine thread one thing at a time; while that is out its socket is not
  * read. */
@@ -23,9 +29,10 @@ typedef struct holder {
     struct holder *next, **link; /* fds->holders */
     uv_poll_t poll;
     int socket;
-    bool is_closed; /* the loop has let go of the handle */
-    bool is_asking; /* the engine thread has the event */
-    bool is_ended;  /* the peer has gone, or shall go */
+    bool is_closed;  /* the loop has let go of the handle */
+    bool is_asking;  /* the engine thread has the event */
+    bool is_ended;   /* the peer has gone, or shall go */
+    bool is_surplus; /* one too many: its first packet is answered with a refusal */
 
     uint64_t session; /* whose lease this is; 0: nobody's yet */
 
@@ -45,8 +52,9 @@ struct srv_fds {
     int spare; /* srv_socket_accept's */
     char path[108];
     bool is_closing;
-    int n_handles; /* of ours, not yet closed */
-    int n_holders;
+    int n_handles;            /* of ours, not yet closed */
+    int n_holders, n_surplus; /* the latter are of the former */
+    int room;                 /* for those that are not surplus */
     holder *holders;
     pthread_mutex_t lock; /* guards answered */
     holder *answered;
@@ -136,6 +144,7 @@ static void holder_free(holder *h)
     if (h->next)
         h->next->link = h->link;
     fds->n_holders--;
+    fds->n_surplus -= h->is_surplus;
     close(h->socket);
     free(h);
     close_async(fds);
@@ -190,6 +199,7 @@ static bool send_reply(holder *h)
 static void on_packet(uv_poll_t *poll, int status, int events)
 {
     holder *h = poll->data;
+    srv_fds *fds = h->fds;
     uint8_t packet[MSG_FD_PACKET];
     if (h->is_asking || h->is_ended)
         return;
@@ -202,6 +212,17 @@ static void on_packet(uv_poll_t *poll, int status, int events)
     }
     memset(&h->reply, 0, sizeof h->reply);
     attnd_err *err = &h->reply.err;
+    if (h->is_surplus && fds->n_holders - fds->n_surplus < fds->room) {
+        h->is_surplus = false;
+        fds->n_surplus--;
+    }
+    if (h->is_surplus) {
+        attnd_fail(err, ATTND_NO_ROOM, "connections = %d: the most at once on the buffer socket",
+                   fds->room);
+        send_reply(h);
+        end(h);
+        return;
+    }
     if ((size_t)n > sizeof packet)
         attnd_fail(err, ATTND_BAD_MESSAGE, "packet = %zd bytes: at most %zu", n, sizeof packet);
     else
@@ -243,6 +264,23 @@ static void on_answered(uv_async_t *async)
 /* ---- Loop thread: the listener ----------------------------------------------------------------
  */
 
+/* Closes the one that was let in first of those that are nobody's lease and have said nothing;
+ * false: there is none. */
+static bool displace(const srv_fds *fds, bool is_surplus)
+{
+    holder *oldest = NULL;
+    for (holder *h = fds->holders; h; h = h->next)
+        if (h->is_surplus == is_surplus && !h->is_ended && !h->is_asking && !h->session &&
+            !srv_socket_has_unread(h->socket))
+            oldest = h;
+    if (!oldest)
+        return false;
+    srv_log(SRV_INFO, "buffer connection makes room  open=%d", fds->n_holders);
+    srv_stats_add(SRV_COUNT_connections_displaced, 1);
+    end(oldest);
+    return true;
+}
+
 static void on_client(uv_poll_t *poll, int status, int events)
 {
     srv_fds *fds = poll->data;
@@ -250,7 +288,9 @@ static void on_client(uv_poll_t *poll, int status, int events)
     if (fd < 0)
         return;
     holder *h = calloc(1, sizeof *h);
-    if (!h || fds->n_holders >= MAX_CONNECTIONS || uv_poll_init(poll->loop, &h->poll, fd)) {
+    bool is_surplus = fds->n_holders - fds->n_surplus >= fds->room && !displace(fds, false);
+    bool is_shut_out = is_surplus && fds->n_surplus >= MAX_SURPLUS && !displace(fds, true);
+    if (!h || is_shut_out || uv_poll_init(poll->loop, &h->poll, fd)) {
         srv_log(SRV_WARN, "buffer connection refused  open=%d", fds->n_holders);
         srv_stats_add(SRV_COUNT_connections_refused, 1);
         free(h);
@@ -267,6 +307,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
         h->next->link = &h->next;
     fds->holders = h;
     fds->n_holders++;
+    fds->n_surplus += h->is_surplus = is_surplus;
     uv_poll_start(&h->poll, UV_READABLE | UV_DISCONNECT, on_packet);
 }
 
@@ -279,6 +320,7 @@ attnd_status srv_fds_open(srv_fds **out, uv_loop_t *loop, const char *path, srv_
         return attnd_fail(err, ATTND_NO_ROOM, "buffer socket: no memory");
     fds->engine = engine;
     fds->spare = -1;
+    fds->room = (int)srv_socket_room(MAX_CONNECTIONS, SHARE);
     attnd_status status = srv_socket_listen(&fds->socket, SOCK_SEQPACKET, path, err);
     if (status != ATTND_OK) {
         free(fds);

@@ -1,6 +1,8 @@
 /* fds.h: the buffer socket: descriptors out, a connection is a lease. On the loop thread.
  *
- * AF_UNIX seqpacket, one FdRequest and one FdReply a packet, the descriptor beside the reply.
+ * AF_UNIX seqpacket, one FdRequest and one FdReply a packet, the descriptor beside the reply. At
+ * most 1024 connections (fewer where the process may have few descriptors). One more is let in for
+ * one that has named no session; when all are leases, its first packet is answered NO_ROOM.
  */
 #ifndef ATTND_DAEMON_FDS_H
 #define ATTND_DAEMON_FDS_H

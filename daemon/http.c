@@ -22,15 +22,24 @@
 #include "daemon/stats.h"
 
 enum {
-    MAX_CONNECTIONS = 32,
+    MAX_CONNECTIONS = 32, /* one more: the oldest is closed */
+    MAX_ACCEPTED = 64,    /* those included that are being closed */
     IDLE_S = 10,
     CONNECTION_BYTES = 16 << 10,
     SILENT_MS = 10000, /* a loop that has not turned for this long is held up */
     MAX_TEXT = 160,
 };
 
+/* A connection that is open. */
+typedef struct seat {
+    int fd;        /* -1: free, or being closed */
+    uint64_t turn; /* of http->turns; 0: free */
+} seat;
+
 struct srv_http {
     struct MHD_Daemon *daemon;
+    seat seats[MAX_ACCEPTED]; /* owner: the HTTP thread */
+    uint64_t turns;           /* so many connections came */
     srv_http_deps deps;
     uint16_t port;
     double started_s; /* since the epoch */
@@ -440,6 +449,50 @@ static enum MHD_Result answer_ready(srv_http *http, struct MHD_Connection *conne
                        "{\"ready\":false,\"why\":\"%s\"}\n", why);
 }
 
+/* ---- Connections. On the HTTP thread. ---------------------------------------------------------
+ */
+
+/* One too many: the oldest, whose request, if there is one, was answered at once, is hung up on.
+ * libmicrohttpd would let nobody in until one of them is idle for IDLE_S. */
+static void make_room(srv_http *http)
+{
+    seat *oldest = NULL;
+    size_t n = 0;
+    for (seat *s = http->seats; s < http->seats + MAX_ACCEPTED; s++) {
+        if (s->fd < 0)
+            continue;
+        n++;
+        if (!oldest || s->turn < oldest->turn)
+            oldest = s;
+    }
+    if (n <= MAX_CONNECTIONS)
+        return;
+    shutdown(oldest->fd, SHUT_RDWR);
+    oldest->fd = -1;
+    srv_stats_add(SRV_COUNT_connections_displaced, 1);
+}
+
+static void on_connection(void *self, struct MHD_Connection *connection, void **state,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    srv_http *http = self;
+    seat *s = *state;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+        if (s)
+            *s = (seat){.fd = -1};
+        return;
+    }
+    for (s = http->seats; s < http->seats + MAX_ACCEPTED && (s->fd >= 0 || s->turn); s++)
+        ;
+    if (s == http->seats + MAX_ACCEPTED)
+        return;
+    *s = (seat){
+        .fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd,
+        .turn = ++http->turns};
+    *state = s;
+    make_room(http);
+}
+
 /* On the HTTP thread. */
 static enum MHD_Result on_request(void *self, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *data,
@@ -534,16 +587,18 @@ attnd_status srv_http_open(srv_http **out, const cfg *c, const srv_http_deps *de
         return attnd_fail(err, ATTND_NO_ROOM, "http.address = %s: no memory", c->http_address);
     clock_gettime(CLOCK_REALTIME, &now);
     http->deps = *deps;
+    for (size_t i = 0; i < MAX_ACCEPTED; i++)
+        http->seats[i].fd = -1;
     http->started_s = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD;
     if (at.any.sa_family == AF_INET6)
         flags |= MHD_USE_IPv6;
     errno = 0;
-    http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, http, MHD_OPTION_SOCK_ADDR,
-                                    &at.any, MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_CONNECTIONS,
-                                    MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
-                                    MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
-                                    MHD_OPTION_END);
+    http->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, http, MHD_OPTION_SOCK_ADDR, &at.any,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)MAX_ACCEPTED, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, http, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_END);
     if (!http->daemon) {
         free(http);
         return attnd_fail(err, ATTND_UNREACHABLE, "http.address = %s: %s", c->http_address,

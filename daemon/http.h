@@ -1,8 +1,8 @@
 /* http.h: /metrics (Prometheus text 0.0.4), /healthz and /readyz, for who scrapes and probes.
  *
  * A thread of its own answers; it reads counters, gauges and what deps say, and nothing of the
- * engine thread's. GET and HEAD only, at most 32 connections, each idle for at most 10 s. Off
- * unless http.address is set.
+ * engine thread's. GET and HEAD only, at most 32 connections, each idle for at most 10 s; one
+ * more is let in for the oldest. A connection ends with its answer. Off unless http.address is set.
  *
  *   /healthz   200 while the loop turns, 503 when it has been silent for 10 s
  *   /readyz    200 when new work is taken, 503 with what is not ready

@@ -26,6 +26,8 @@
 
 enum {
     MAX_CONNECTIONS = 4096,
+    MAX_SURPLUS = 64, /* more, that are only told so */
+    SHARE = 2,        /* of the descriptors that the process may have, for connections */
     HELLO_BYTES = 8,
     HEAD_BYTES = 9,        /* 1, and the payload's length in 64 bits, big-endian */
     MAX_HOPS = 8,          /* 32-bit words before the payload; the last one has its top bit set */
@@ -53,6 +55,8 @@ typedef struct connection {
     uv_poll_t poll;
     uint64_t opened_ms;
     bool is_greeted;
+    bool has_asked;  /* a whole request of it was taken */
+    bool is_surplus; /* one too many: its requests are refused, then it is hung up on */
     bool is_starved; /* has a whole message and no slot for it */
     bytes in;        /* what has come of a hello or a frame */
     struct connection *next_starved;
@@ -89,6 +93,8 @@ struct srv_receive {
     int64_t n_slots;
     slot *slots;
     uint32_t last_id;
+    uint32_t room;      /* for connections that are not surplus */
+    uint32_t n_surplus; /* of connections */
 
     connection *starved, **starved_end; /* transport thread */
 
@@ -199,6 +205,7 @@ static void hang_up(connection *c)
         return;
     if (c->is_starved)
         forget_starved(c);
+    receive->n_surplus -= c->is_surplus;
     pthread_mutex_lock(&receive->lock);
     HASH_DEL(receive->connections, c);
     if (c->unsent.n)
@@ -310,6 +317,8 @@ static void send_reply(srv_request *request)
     if (c->socket >= 0 && request->n_sent) {
         srv_stats_add(SRV_COUNT_sent_bytes, request->n_sent);
         put_reply(s, request);
+        if (c->is_surplus)
+            shutdown(c->socket, SHUT_RDWR); /* what is sent already is still read */
     } else if (c->socket >= 0) {
         shutdown(c->socket, SHUT_RDWR);
     }
@@ -344,6 +353,10 @@ static bool hand_over(connection *c, size_t n_hops)
     pthread_mutex_unlock(&receive->lock);
     if (!s)
         return false;
+    if (c->is_surplus && HASH_COUNT(receive->connections) - receive->n_surplus < receive->room) {
+        c->is_surplus = false;
+        receive->n_surplus--;
+    }
     bytes spare = s->message;
     s->message = c->in;
     c->in = spare;
@@ -353,6 +366,8 @@ static bool hand_over(connection *c, size_t n_hops)
     s->request.bytes = s->message.at + HEAD_BYTES + n_hops;
     s->request.n_bytes = s->message.n - HEAD_BYTES - n_hops;
     s->request.connection = c->id;
+    s->request.full_at = c->is_surplus ? receive->room : 0;
+    c->has_asked = true;
     s->request.received_ns = srv_now_ns();
     srv_road_arrive(&receive->engine->queue, &s->request);
     return true;
@@ -457,6 +472,23 @@ static void on_io(uv_poll_t *poll, int status, int events)
  * --------------------------------------------------------------------------
  */
 
+/* Hangs up on the first of those that have asked nothing; false: there is none. */
+static bool displace(srv_receive *receive, bool is_surplus)
+{
+    connection *c, *next;
+    HASH_ITER(hh, receive->connections, c, next)
+    {
+        if (c->is_surplus != is_surplus || c->has_asked || c->is_starved ||
+            srv_socket_has_unread(c->socket))
+            continue;
+        srv_log(SRV_INFO, "connection makes room  open=%u", HASH_COUNT(receive->connections));
+        srv_stats_add(SRV_COUNT_connections_displaced, 1);
+        hang_up(c);
+        return true;
+    }
+    return false;
+}
+
 static void on_client(uv_poll_t *poll, int status, int events)
 {
     srv_receive *receive = poll->data;
@@ -464,8 +496,11 @@ static void on_client(uv_poll_t *poll, int status, int events)
     if (fd < 0)
         return;
     connection *c = calloc(1, sizeof *c);
-    if (!c || HASH_COUNT(receive->connections) >= MAX_CONNECTIONS ||
-        uv_poll_init(&receive->loop, &c->poll, fd)) {
+    bool is_surplus = HASH_COUNT(receive->connections) - receive->n_surplus >= receive->room &&
+                      !displace(receive, false);
+    bool is_shut_out = is_surplus && receive->n_surplus >= MAX_SURPLUS && !displace(receive, true);
+    if (!c || is_shut_out || uv_poll_init(&receive->loop, &c->poll, fd)) {
+        srv_log(SRV_WARN, "connection refused  open=%u", HASH_COUNT(receive->connections));
         srv_stats_add(SRV_COUNT_connections_refused, 1);
         free(c);
         close(fd);
@@ -478,6 +513,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
     c->socket = fd;
     c->refs = 1;
     c->opened_ms = now_ms();
+    receive->n_surplus += c->is_surplus = is_surplus;
     pthread_mutex_lock(&receive->lock);
     HASH_ADD(hh, receive->connections, id, sizeof c->id, c);
     receive->n_alive++;
@@ -611,6 +647,7 @@ attnd_status srv_receive_open(srv_receive **out, srv_engine *engine, attnd_err *
     receive->engine = engine;
     receive->slots = slots;
     receive->listening = receive->spare = -1;
+    receive->room = (uint32_t)srv_socket_room(MAX_CONNECTIONS, SHARE);
     receive->starved_end = &receive->starved;
     pthread_mutex_init(&receive->lock, NULL);
     uv_async_init(&receive->loop, &receive->async, on_async);

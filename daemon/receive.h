@@ -3,7 +3,8 @@
  * A slot is one request from receipt to reply, so the number of slots bounds what is in flight. One
  * transport thread receives and decodes, nothing else. A connection that does not read its replies,
  * or sends more than there are slots for, is not read until it has caught up: it holds up nobody
- * but itself.
+ * but itself. At most 4096 connections (fewer where the process may have few descriptors). One more
+ * is let in for one that has asked nothing; when all have, its requests are refused NO_ROOM.
  */
 #ifndef ATTND_DAEMON_RECEIVE_H
 #define ATTND_DAEMON_RECEIVE_H

@@ -39,7 +39,8 @@ struct srv_request {
     /* receive */
     const void *bytes; /* borrowed from the transport until sent */
     size_t n_bytes;
-    uint32_t connection;                /* the transport's number for it */
+    uint32_t connection; /* the transport's number for it */
+    uint32_t full_at;    /* how many there may be, and its own is one too many; 0: it is not */
     void (*send)(srv_request *request); /* hands .sent to the transport; from the engine thread */
     uint64_t received_ns;
 

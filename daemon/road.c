@@ -120,6 +120,10 @@ static attnd_status admit(srv_engine *engine, srv_request *request, attnd_err *e
     if (!request->op || !request->op->run)
         return attnd_fail(err, ATTND_UNSUPPORTED, "op = %s: this server does not serve it",
                           msg_op_name(request->msg.op));
+    if (request->full_at)
+        return attnd_fail(err, ATTND_NO_ROOM,
+                          "connections = %u: the most at once on the data socket",
+                          request->full_at);
     if (request->op->needs & SRV_OP_NEEDS_SESSION) {
         TRY(srv_session_get(engine, request->msg.session, &request->session, err));
         srv_session_enter(request->session);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -88,4 +89,10 @@ int64_t srv_socket_room(int64_t most, int64_t share)
         return most;
     int64_t room = (int64_t)files.rlim_cur / share;
     return room < most ? room : most;
+}
+
+bool srv_socket_has_unread(int fd)
+{
+    int n = 0;
+    return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
 }

@@ -30,4 +30,7 @@ int srv_socket_accept(int listener, int *spare);
  * a share-th of which is left to it. */
 int64_t srv_socket_room(int64_t most, int64_t share);
 
+/* Whether bytes of the peer wait to be read. */
+bool srv_socket_has_unread(int fd);
+
 #endif

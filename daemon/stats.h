@@ -21,6 +21,7 @@
     X(sent_bytes, "bytes of replies")                                                              \
     X(connections, "connections accepted on the data socket")                                      \
     X(connections_refused, "connections refused: another user, or one too many")                   \
+    X(connections_displaced, "idle connections closed to make room for new ones")                  \
     X(disconnects, "connections of the data socket that ended")                                    \
     X(send_timeouts, "replies a client did not read in time")                                      \
     X(sessions_opened, "sessions made by Hello")                                                   \

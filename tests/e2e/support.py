@@ -35,9 +35,10 @@ class Daemon:
 
     dir      the runtime directory
     process  the one that was started: the keeper, or the engine when keeper is False
+    nofile   how many descriptors it may have
     """
 
-    def __init__(self, *flags, keeper=False):
+    def __init__(self, *flags, keeper=False, nofile=None):
         self._home = tempfile.mkdtemp(prefix="attnd-test-")
         self.dir = os.path.join(self._home, "run")
         self._log = os.path.join(self._home, "log")
@@ -46,6 +47,8 @@ class Daemon:
         command = [os.path.join(BUILD, "bin", "attnd"), f"--runtime.dir={self.dir}", *flags]
         if not keeper:
             command.append("--no-keeper")
+        if nofile:
+            command[:0] = ["prlimit", f"--nofile={nofile}:{nofile}"]
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log

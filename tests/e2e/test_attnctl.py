@@ -506,21 +506,6 @@ def a_daemon_that_is_silent_hangs_up_or_babbles_is_told_apart():
 
 
 @tap.test
-def a_daemon_with_too_many_clients_says_so():
-    with Daemon() as daemon:
-        held = []
-        for _ in range(64):
-            held.append(socket.socket(socket.AF_UNIX))
-            held[-1].connect(os.path.join(daemon.dir, "control"))
-        code, out, err = attnctl("--dir", daemon.dir, "ping")
-        tap.equal((code, out), (REFUSED, ""))
-        tap.equal(err, f"attnctl: {daemon.dir}/control: clients = 64: the most at once\n")
-        for one in held:
-            one.close()
-        tap.until(lambda: attnctl("--dir", daemon.dir, "ping")[0] == OK, "there is room again")
-
-
-@tap.test
 def what_a_client_calls_itself_does_not_reach_the_terminal():
     row = {"sessions": [{"session": 1, "client": "a\u001b[2Jb"}]}
     answer = json.dumps({"jsonrpc": "2.0", "id": 1, "result": row}).encode() + b"\n"

@@ -560,42 +560,139 @@ static void a_line_of_a_mebibyte_is_read_and_a_longer_one_is_refused_once(void *
 
 /* ---- Clients that behave badly ---- */
 
-static void one_client_too_many_is_told_so_and_the_others_are_served(void **state)
+/* Whether a client that was let in still is. */
+static bool is_served(int fd)
+{
+    ssize_t n = send(fd, PING("2") "\n", strlen(PING("2") "\n"), MSG_NOSIGNAL);
+    return n > 0 && strcmp(hear(fd), PONG("2")) == 0;
+}
+
+static void assert_told(int fd, const char *what)
+{
+    const char *line = hear(fd);
+    if (!strstr(line, what))
+        fail_msg("%s\nis not in %s", what, line);
+    assert_string_equal(hear(fd), "");
+}
+
+static void silent_clients_shut_nobody_out(void **state)
 {
     fixture *f = *state;
-    enum { N_MANY = 80 };
-    int fds[N_MANY];
+    enum { N_SILENT = 64, N_ASKED = 20 };
+    int silent[N_SILENT], asked[N_ASKED];
+    for (int i = 0; i < N_ASKED; i++) {
+        asked[i] = dial(f);
+        say(asked[i], PING("1") "\n");
+        assert_string_equal(hear(asked[i]), PONG("1"));
+    }
+    for (int i = 0; i < N_SILENT; i++) {
+        silent[i] = dial(f);
+        say(silent[i], i % 2 ? "{" : "\n\n");
+    }
+    assert_string_equal(ask(f, PING("1")), PONG("1"));
+    /* Who has asked stays, however long ago it was; the oldest of the others went. */
+    for (int i = 0; i < N_ASKED; i++)
+        assert_true(is_served(asked[i]));
+    assert_told(silent[0],
+                "\"clients = 64: the most at once; of them this one was idle for longest");
+    say(silent[N_SILENT - 2], PING("2") "\n");
+    assert_string_equal(hear(silent[N_SILENT - 2]), PONG("2"));
+    assert_int_equal(srv_stats_counter(SRV_COUNT_connections_displaced), N_ASKED + 1);
+    assert_int_equal(srv_stats_counter(SRV_COUNT_connections_refused), 0);
+    for (int i = 0; i < N_SILENT; i++)
+        close(silent[i]);
+    for (int i = 0; i < N_ASKED; i++)
+        close(asked[i]);
+}
+
+static void among_idle_clients_the_longest_idle_makes_room(void **state)
+{
+    fixture *f = *state;
+    int fds[64];
     for (int i = 0; i < 64; i++) {
         fds[i] = dial(f);
         say(fds[i], PING("1") "\n");
         assert_string_equal(hear(fds[i]), PONG("1"));
     }
-    for (int i = 64; i < N_MANY; i++)
-        fds[i] = dial(f);
-    for (int i = 64; i < N_MANY; i++) {
-        assert_string_equal(hear(fds[i]),
-                            "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32600,"
-                            "\"message\":\"clients = 64: the most at once\",\"data\":{\"code\":"
-                            "\"RESOURCE_EXHAUSTED\",\"reason\":\"NO_ROOM\",\"field\":\"clients\","
-                            "\"hint\":\"the most at once\"}}}");
-        assert_string_equal(hear(fds[i]), "");
+    usleep(5000);
+    assert_true(is_served(fds[0]));
+    assert_string_equal(ask(f, PING("1")), PONG("1"));
+    assert_told(fds[1], "idle for longest");
+    for (int i = 0; i < 64; i++) {
+        assert_true(i == 1 || is_served(fds[i]));
         close(fds[i]);
     }
-    say(fds[63], PING("2") "\n");
-    assert_string_equal(hear(fds[63]), PONG("2"));
-    close(fds[0]);
-    for (int i = 0; i < 200 && fds[0] >= 0; i++) {
-        /* Who is still turned away may find the connection closed when he speaks. */
-        char answer[512] = "";
-        int fd = dial(f);
-        ssize_t n = send(fd, PING("3") "\n", strlen(PING("3") "\n"), MSG_NOSIGNAL);
-        if (n > 0 && recv(fd, answer, sizeof answer - 1, 0) > 0 && strstr(answer, "\"result\""))
-            fds[0] = -1; /* its seat was taken over */
-        close(fd);
-        usleep(1000);
+}
+
+static void one_too_many_is_told_so_while_all_others_are_at_work(void **state)
+{
+    fixture *f = *state;
+    int fds[64];
+    f->engine_is_silent = true;
+    for (int i = 0; i < 64; i++) {
+        fds[i] = dial(f);
+        say(fds[i], CALL("pools.list", "{}") "\n");
     }
-    assert_int_equal(fds[0], -1);
-    for (int i = 1; i < 64; i++)
+    for (int i = 0; i < 20; i++) {
+        int fd = dial(f);
+        assert_string_equal(
+            hear(fd), "{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32600,\"message\":"
+                      "\"clients = 64: the most at once, and all are at work\",\"data\":{\"code\":"
+                      "\"RESOURCE_EXHAUSTED\",\"reason\":\"NO_ROOM\",\"field\":\"clients\","
+                      "\"hint\":\"the most at once, and all are at work\"}}}");
+        assert_string_equal(hear(fd), "");
+        close(fd);
+    }
+    assert_int_equal(srv_stats_counter(SRV_COUNT_connections_refused), 20);
+    f->engine_is_silent = false;
+    for (int i = 0; i < 64; i++) {
+        assert_non_null(strstr(hear(fds[i]), "\"main\""));
+        close(fds[i]);
+    }
+}
+
+/* 64 clients that read none of their replies are given up for one that does, after a second. */
+static void who_does_not_read_makes_room_too(void **state)
+{
+    fixture *f = *state;
+    int fds[64];
+    char line[64 * 64 + 8] = "[";
+    for (int i = 0; i < 64; i++)
+        strcat(line, i ? ",{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"rpc.discover\"}"
+                       : "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"rpc.discover\"}");
+    strcat(line, "]\n");
+    for (int i = 0; i < 64; i++) {
+        fds[i] = dial(f);
+        say(fds[i], line);
+    }
+    const char *answer = "";
+    for (int i = 0; i < 300 && strcmp(answer, PONG("1")) != 0; i++) {
+        usleep(10000);
+        int fd = dial(f);
+        if (send(fd, PING("1") "\n", strlen(PING("1") "\n"), MSG_NOSIGNAL) > 0)
+            answer = hear(fd);
+        close(fd);
+    }
+    assert_string_equal(answer, PONG("1"));
+    for (int i = 0; i < 64; i++)
+        close(fds[i]);
+}
+
+static void who_waits_for_the_end_keeps_its_place(void **state)
+{
+    fixture *f = *state;
+    int waits = dial(f), fds[64];
+    say(waits, CALL("server.drain", "{}") "\n");
+    assert_non_null(strstr(hear(waits), "\"result\""));
+    usleep(5000);
+    for (int i = 0; i < 64; i++) {
+        fds[i] = dial(f);
+        say(fds[i], PING("2") "\n");
+        assert_string_equal(hear(fds[i]), PONG("2"));
+    }
+    assert_true(is_served(waits));
+    close(waits);
+    for (int i = 0; i < 64; i++)
         close(fds[i]);
 }
 
@@ -1094,7 +1191,8 @@ static void a_path_that_cannot_be_bound_is_refused(void **state)
     assert_null(f->control);
     assert_int_equal(err.reason, ATTND_UNREACHABLE);
     assert_string_equal(err.text, wanted);
-    snprintf(wanted, sizeof wanted, "socket = %s: is there and is no socket; it is left alone", f->path);
+    snprintf(wanted, sizeof wanted, "socket = %s: is there and is no socket; it is left alone",
+             f->path);
     int fd = open(f->path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     close(fd);
     assert_int_equal(srv_control_open(&f->control, &f->loop, f->path, &f->deps, &err),
@@ -1133,7 +1231,11 @@ int main(void)
         SERVED(answers_come_in_order_however_the_bytes_arrive),
         SERVED(a_peer_that_has_ended_its_side_still_gets_its_answers),
         SERVED(a_line_of_a_mebibyte_is_read_and_a_longer_one_is_refused_once),
-        SERVED(one_client_too_many_is_told_so_and_the_others_are_served),
+        SERVED(silent_clients_shut_nobody_out),
+        SERVED(among_idle_clients_the_longest_idle_makes_room),
+        SERVED(one_too_many_is_told_so_while_all_others_are_at_work),
+        SERVED(who_does_not_read_makes_room_too),
+        SERVED(who_waits_for_the_end_keeps_its_place),
         cmocka_unit_test_setup_teardown(who_does_not_read_is_hung_up_on_and_holds_up_nobody,
                                         short_timeout, teardown),
         SERVED(a_client_that_leaves_while_the_engine_works_harms_nothing),
