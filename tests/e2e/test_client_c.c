@@ -60,6 +60,8 @@ static void stop(daemon_process *d, int signal)
     int status;
     kill(d->pid, signal);
     assert_int_equal(waitpid(d->pid, &status, 0), d->pid);
+    if (signal == SIGTERM)
+        assert_int_equal(status, 0);
     static const char *const names[] = {"data", "buf", "control", "lock"};
     for (int i = 0; i < 4; i++) {
         char path[128];
@@ -524,6 +526,7 @@ static void clients_come_and_go_beside_each_other(void **state)
     }
 }
 
+/* B128. */
 static void a_killed_daemon_is_noticed_and_left_within_two_seconds(void **state)
 {
     daemon_process d;

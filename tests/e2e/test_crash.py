@@ -3,7 +3,7 @@
 import threading
 import time
 
-from support import Daemon, attnd
+from support import BUILD, Daemon, attnd
 
 import numpy as np
 import tap
@@ -13,6 +13,7 @@ from raw import ROW, Raw, Session, message, ok
 
 LINGER_S = 0.5
 N_KILLS = 60
+IS_SLOW = "asan" in BUILD or "tsan" in BUILD
 
 
 @tap.test
@@ -90,6 +91,16 @@ def memory_that_work_in_flight_uses_outlives_its_client_and_no_longer():
 @tap.test
 def the_control_socket_answers_while_a_client_with_32_buffers_dies():
     """B125: nobody waits for the clean-up, and B127: nobody else's things go with it."""
+    slowest = []
+    for _ in range(3):
+        slowest.append(slowest_answer_while_one_dies())
+        if slowest[-1] < 0.1:
+            return
+    # Three times is no chance, unless a sanitizer is at work.
+    assert IS_SLOW and min(slowest) < 1.0, f"seconds without an answer: {slowest}"
+
+
+def slowest_answer_while_one_dies():
     with Daemon("--session.linger=0") as daemon, Session(daemon.dir) as other:
         other.open_model()
         buffer = ok(other.call("create_buffer", bytes=8 * ROW)).buffer
@@ -124,8 +135,8 @@ def the_control_socket_answers_while_a_client_with_32_buffers_dies():
         finally:
             stop.set()
             thread.join()
-        assert slowest[0] < 1.0, f"the control socket took {slowest[0]:.2f} s"
         del views
+        return slowest[0]
 
 
 tap.main()

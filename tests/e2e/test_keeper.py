@@ -77,6 +77,7 @@ def a_second_daemon_on_the_directory_is_refused_and_harms_nothing():
 
 @tap.test
 def leftovers_of_a_crash_are_cleaned_and_files_are_not():
+    """B142, with the two tests around; a directory of another user is in test_srv_keeper."""
     with Daemon() as daemon:
         daemon.kill()
         names = sorted(os.listdir(daemon.dir))

@@ -139,9 +139,17 @@ def a_client_that_unlinks_what_it_only_opened_harms_nobody():
         buffer, path = create(session, 8 * ROW)
         program = (
             "import sys; from multiprocessing import shared_memory\n"
-            "memory = shared_memory.SharedMemory(sys.argv[1]); memory.buf[0] = 1; memory.close()\n"
+            "memory = shared_memory.SharedMemory(sys.argv[1]); memory.buf[0] = 1\n"
         )
-        command = [sys.executable, "-c", program, os.path.basename(path)]
+        for end, code in (("memory.close()", 0), ("1 / 0", 1)):
+            second, second_path = create(session)
+            name = os.path.basename(second_path)
+            command = [sys.executable, "-c", program + end, name]
+            done = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60)
+            tap.equal(done.returncode, code)
+            ok(session.call("free_buffer", buffer=second))
+            assert not os.path.exists(second_path)
+        command = [sys.executable, "-c", program + "memory.close()", os.path.basename(path)]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=60)
         ok(session.raw.exchange(session.store(buffer, 0, 1)))
         ok(session.call("free_buffer", buffer=buffer))

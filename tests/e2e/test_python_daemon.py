@@ -671,6 +671,7 @@ def killed_with_a_request_in_flight(own, pid):
 
 @tap.test
 def a_killed_daemon_is_unavailable_at_once():
+    """B128."""
     with Daemon() as own:
         killed_with_a_request_in_flight(own, own.process.pid)
         own.process.wait()

@@ -75,9 +75,12 @@ def requests(daemon, n, may_grow_kib=2048):
         tap.equal((name, daemon.gauge(name)), (name, 0))
 
 
-def churn(daemon, n):
-    """Opens and closes n connections, every other one before it is greeted."""
-    before = size(daemon)
+def churn(daemon, n, may_grow_kib=8192):
+    """Opens and closes n connections, every other one before it is greeted; AssertionError when the
+    daemon did not take them all or is larger afterwards."""
+    for _ in range(100):
+        os.close(connect_only(daemon.dir))  # warm
+    before, counted = size(daemon), daemon.counter("connections")
     for i in range(n):
         if i % 2:
             raw = Raw(daemon.dir)
@@ -85,7 +88,11 @@ def churn(daemon, n):
             raw.close()
         else:
             os.close(connect_only(daemon.dir))
+    tap.until(lambda: daemon.counter("connections") >= counted + n, f"{n} were accepted")
     tap.until(lambda: size(daemon)[1] <= before[1], f"descriptors are back at {before[1]}")
+    now = size(daemon)
+    assert now[0] <= before[0] + may_grow_kib, f"RSS KiB: {before[0]}, now {now[0]}"
+    tap.equal(now[2], before[2])
 
 
 def connect_only(directory):

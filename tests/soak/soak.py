@@ -13,6 +13,7 @@ from support import Daemon
 import tap
 
 import flat
+import fuzz
 import kills
 import order
 
@@ -51,8 +52,19 @@ def a_million_requests_leave_it_as_large_as_it_was():
 
 @test
 def a_hundred_thousand_connections_leave_it_as_large_as_it_was():
+    """The connections of B148."""
     with Daemon("--log.level=error") as daemon:
         flat.churn(daemon, 100000)
+        tap.equal(daemon.stop(), 0)
+
+
+@test
+def a_million_messages_that_nobody_would_send_are_answered():
+    with Daemon(LINGER, "--log.level=error") as daemon:
+        codes = fuzz.messages(daemon, 1000000)
+        print(f"# answered with codes: {codes}")
+        tap.equal(daemon.counter("device_errors"), 0)
+        tap.equal(daemon.log(), "")
         tap.equal(daemon.stop(), 0)
 
 

@@ -62,6 +62,7 @@ static void blocks_are_distinct_and_all_of_them_usable(void **state)
     assert_int_equal(kv_pool_n_free(pool), 0);
 }
 
+/* B145. */
 static void a_take_too_large_takes_nothing(void **state)
 {
     kv_pool *pool = *state;

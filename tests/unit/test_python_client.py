@@ -241,6 +241,7 @@ def another_protocol_is_refused():
 
 @tap.test
 def a_missing_buffer_socket_is_named_and_the_session_not_kept():
+    """B128: the second step fails."""
     with FakeDaemon() as daemon:
         os.unlink(os.path.join(daemon.dir, "buf"))
         got, _ = error_of(attnd.Client, daemon.dir)

@@ -146,6 +146,7 @@ static void what_leaves_the_buffer_is_refused(void **state)
                    "q.offset = 0: the tensor ends outside its buffer of 4096 bytes");
 }
 
+/* B134: at the far corner alone the first of them would seem to stay inside. */
 static void strides_are_whole_elements_and_not_negative(void **state)
 {
     fixture *f = *state;
