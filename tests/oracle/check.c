@@ -22,10 +22,6 @@ static attnd_status check_counts(const ora_problem *p, attnd_err *err)
                           attnd_dtype_name(p->dtype));
     if (p->block_ids && p->kv.block_size == 0)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "kv.block_size = 0: at least 1 with tables");
-    if (p->high && (!p->block_ids || !p->high_ids || p->high->block_size != p->kv.block_size))
-        return attnd_fail(err, ATTND_BAD_GEOMETRY,
-                          "high.block_size = %u: with tables, high_ids and the %u of kv",
-                          p->high->block_size, p->kv.block_size);
     return ora_kv_check(p, err);
 }
 

@@ -23,7 +23,7 @@ void ora_mla_absorb(const ora_mla *mla, const double *q, int64_t n, double *abso
 void ora_mla_project(const ora_mla *mla, const double *absorbed_out, int64_t n, double *out);
 
 /* §11.6: the greedy plan of a buffer of chunk_tokens (U) keys. Arrays [n_loops][n_seqs], op
- * [n_loops + 1][n_seqs], cu [n_loops][n_seqs + 1], max [n_loops]. */
+ * [n_loops + 1][n_seqs], cu [n_loops][n_seqs + 1], max [n_loops]. off is 0 where len is. */
 typedef struct ora_chunks {
     uint32_t n_loops, n_seqs;
     int32_t *len, *off, *cu, *max;
@@ -36,8 +36,8 @@ attnd_status ora_chunks_make(const int32_t *cached, uint32_t n_seqs, int64_t chu
                              ora_chunks *out, attnd_err *err);
 void ora_chunks_fini(ora_chunks *chunks);
 
-/* §11.7: rows first .. first+n-1 of sequence seq, dequantised: c [n][C], k_pe [n][R]. Refuses
- * BAD_BLOCK. */
+/* §11.7: rows first .. first+n-1 of sequence seq, dequantised: c [n][rank], k_pe [n][head_dim -
+ * rank]. Refuses BAD_GEOMETRY, BAD_LENGTH (beyond kv_len), BAD_BLOCK, NO_ROOM. */
 attnd_status ora_gather(const ora_problem *problem, uint32_t rank, uint32_t seq, int64_t first,
                         int64_t n, double *c, double *k_pe, attnd_err *err);
 

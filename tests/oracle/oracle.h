@@ -295,7 +295,8 @@ size_t ora_swizzle_bytes(int64_t rows, int64_t columns);
 int64_t ora_swizzle_offset(int64_t row, int64_t column, int64_t columns);
 
 /* §13.6: rows src[n] → dst[n] of one sequence's table, in increasing dst order, K and V (and
- * scales). Refuses BAD_BLOCK, BAD_LENGTH (src < dst, dst not increasing). */
+ * scales), high pages too. Refuses before the first write: BAD_BLOCK, BAD_LENGTH (src < dst, src ≥
+ * kv_len, dst not increasing), UNSUPPORTED (only one of the two pages is held high). */
 attnd_status ora_move(const ora_problem *problem, uint32_t seq, const int32_t *src,
                       const int32_t *dst, uint32_t n, attnd_err *err);
 

@@ -10,7 +10,8 @@ typedef struct ora_tiling {
     uint32_t rows;    /* R: query rows (tokens of a sequence) of a tile, all heads of a group */
     uint32_t keys;    /* N */
     bool heads_apart; /* a tile has the rows of one query head, not of the group */
-    const int32_t *split_ends; /* [n_splits] ascending, the last ≥ any kv_len; NULL: one stream */
+    /* [n_splits] ascending multiples of keys; the last takes all the rest; NULL: one stream */
+    const int32_t *split_ends;
     uint32_t n_splits;
     bool backwards;     /* tiles of a stream are visited from the last to the first */
     double skip_factor; /* §16.1, λ = min(1, factor / kv_len); 0: none */
@@ -23,7 +24,9 @@ typedef struct ora_tile_counts {
     double nearest;
 } ora_tile_counts;
 
-/* As ora_attend, tile by tile. counts may be NULL. */
+/* As ora_attend, tile by tile: tiles lie at multiples of N from key 0 on, of lists from their first
+ * entry on. n_visible and vmax count skipped keys too. counts may be NULL. Refuses also what is no
+ * tiling: BAD_GEOMETRY. */
 attnd_status ora_attend_tiles(const ora_problem *problem, const ora_tiling *tiling, ora_result *out,
                               ora_tile_counts *counts, attnd_err *err);
 
