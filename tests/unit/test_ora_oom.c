@@ -56,6 +56,27 @@ static void attend_without_memory_gives_no_answer(void **state)
     assert_int_equal(n_failed, 6);
 }
 
+static void sage_without_memory_gives_no_answer(void **state)
+{
+    ora_problem sage = problem;
+    sage.sage = (ora_sage){.qk_dtype = ATTND_DTYPE_I8, .q_block = 1, .k_block = 1};
+    ora_result r;
+    attnd_err err;
+    attnd_status status;
+    size_t n_failed = 0;
+    OOM_EACH(n, failed, status = ora_attend(&sage, &r, &err), {
+        assert_int_equal(status, failed ? ATTND_RESOURCE_EXHAUSTED : ATTND_OK);
+        if (failed) {
+            assert_int_equal(err.reason, ATTND_NO_ROOM);
+            assert_non_null(strstr(err.text, ": no memory for their "));
+            assert_null(r.memory);
+            n_failed++;
+        }
+    });
+    ora_result_fini(&r);
+    assert_int_equal(n_failed, 10);
+}
+
 static void append_without_memory_writes_nothing(void **state)
 {
     attnd_err err;
@@ -79,6 +100,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attend_without_memory_gives_no_answer),
+        cmocka_unit_test(sage_without_memory_gives_no_answer),
         cmocka_unit_test(append_without_memory_writes_nothing),
     };
     return cmocka_run_group_tests_name("ora_oom", tests, NULL, NULL);
