@@ -1,4 +1,5 @@
-/* attend.c: Attend, Step and Merge on the wire: work on the device, and the wait for it. */
+/* attend.c: Attend, Step and Merge on the wire: work on the device; and the wait for what is sent.
+ */
 #include <stdlib.h>
 
 #include "proto/client/parts.h"
@@ -231,6 +232,8 @@ static attnd_timing timing_of(const Attnd__V1__Reply *reply)
         return (attnd_timing){reply->step->queue_us, reply->step->device_us, reply->step->version};
     case ATTND__V1__REPLY__RESULT_MERGE:
         return (attnd_timing){reply->merge->queue_us, reply->merge->device_us, 0};
+    case ATTND__V1__REPLY__RESULT_UPDATE_PLAN:
+        return (attnd_timing){.version = reply->update_plan->version};
     default:
         return (attnd_timing){reply->attend->queue_us, reply->attend->device_us, 0};
     }

@@ -219,6 +219,19 @@ ATTND_API attnd_status attnd_close_model(attnd_client *client, uint64_t model, u
 ATTND_API attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes,
                                            uint32_t timeout_ms, attnd_buffer **out, attnd_err *err);
 
+/* As attnd_create_buffer, and with a name, for processes that cannot take a descriptor: the buffer
+ * is also a POSIX shared memory object, over which this library maps it, and so may any process of
+ * the same user: shm_open(attnd_buffer_name(buffer), O_RDWR, 0), then mmap. The daemon unlinks it
+ * when the buffer is freed; nobody else may, or truncate it: the next access to a page that is gone
+ * kills whoever makes it, the daemon included. It does not outlive an engine that is started again.
+ * Refuses UNREACHABLE where this process does not see the daemon's objects. */
+ATTND_API attnd_status attnd_create_named_buffer(attnd_client *client, uint64_t bytes,
+                                                 uint32_t timeout_ms, attnd_buffer **out,
+                                                 attnd_err *err);
+
+/* The name, with its leading '/'; NULL: the buffer has none. Valid until it is freed. */
+ATTND_API const char *attnd_buffer_name(const attnd_buffer *buffer);
+
 /* The first byte; for reading and writing until the buffer is freed. */
 ATTND_API void *attnd_buffer_data(const attnd_buffer *buffer);
 
@@ -308,7 +321,7 @@ typedef struct attnd_attend_request {
 typedef struct attnd_timing {
     uint64_t queue_us;  /* from receipt to launch */
     uint64_t device_us; /* from the start on the device to completion */
-    uint64_t version;   /* of the plan that a step ran with; 0: it was no step */
+    uint64_t version;   /* of the plan that a step ran with or an update made; 0: it was neither */
 } attnd_timing;
 
 /* Attends and waits until the outputs lie in their buffers. Borrows request for the call. timing
@@ -330,8 +343,8 @@ ATTND_API attnd_status attnd_attend_start(attnd_client *client, const attnd_atte
 /* The request's number, for another one's after. */
 ATTND_API uint64_t attnd_pending_id(const attnd_pending *pending);
 
-/* Waits for the answer, until the request's deadline, and frees pending in any case. Refuses as
- * attnd_attend, attnd_step or attnd_merge. */
+/* Waits for the answer, until the request's deadline, and frees pending in any case. timing may be
+ * NULL. Refuses as attnd_attend, attnd_update_plan, attnd_step or attnd_merge. */
 ATTND_API attnd_status attnd_wait(attnd_pending *pending, attnd_timing *timing, attnd_err *err);
 
 /* ---- Plans ---- */
@@ -372,6 +385,16 @@ typedef struct attnd_plan_update {
 ATTND_API attnd_status attnd_update_plan(attnd_client *client, uint64_t plan,
                                          const attnd_plan_update *update, uint32_t timeout_ms,
                                          uint64_t *version, attnd_err *err);
+
+/* As attnd_update_plan, but returns when the request is sent, as attnd_attend_start does; the new
+ * version is attnd_timing's, of attnd_wait. after is attnd_pending_id of a request that must have
+ * been launched before, 0: none. Work that is to run with the new version before the answer is here
+ * names the update in its own after, and so does the next update: without it either may overtake
+ * this one, and then the work runs with the version before, and the update is refused as STALE. */
+ATTND_API attnd_status attnd_update_plan_start(attnd_client *client, uint64_t plan,
+                                               const attnd_plan_update *update, uint64_t after,
+                                               uint32_t timeout_ms, attnd_pending **out,
+                                               attnd_err *err);
 
 /* Drops a plan; work that was accepted with it goes on. Refuses NO_SUCH_HANDLE. */
 ATTND_API attnd_status attnd_drop_plan(attnd_client *client, uint64_t plan, uint32_t timeout_ms,

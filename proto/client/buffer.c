@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/client/client.h"
@@ -21,6 +22,7 @@ struct attnd_buffer {
     attnd_client *client;
     uint64_t handle;
     uint64_t bytes;
+    char *name;   /* of its shared memory object; NULL: it has none */
     char *mapped; /* from a page on; the buffer's first byte lies skip bytes behind it */
     size_t skip;
     attnd_buffer *next; /* client->buffers */
@@ -221,29 +223,43 @@ attnd_status cli_lease_hold(cli_lease *lease, uint64_t session, int64_t deadline
 
 /* ---- Buffers ---- */
 
-/* Maps what the descriptor names; closes it in any case. */
-static attnd_status map(attnd_buffer *buffer, const Attnd__V1__FdReply *reply, int fd,
+/* Maps bytes from offset on of what the descriptor names; closes it in any case. */
+static attnd_status map(attnd_buffer *buffer, uint64_t bytes, uint64_t offset, int fd,
                         attnd_err *err)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    buffer->skip = reply->offset % page;
-    buffer->bytes = reply->bytes;
-    attnd_status status = ATTND_OK;
-    if (fd < 0 || reply->kind != ATTND__V1__FD_KIND__FD_MEMFD) {
-        status = attnd_fail(err, ATTND_UNSUPPORTED, "kind = %d: this library maps FD_MEMFD (1)",
-                            reply->kind);
-    } else {
-        void *at = mmap(NULL, buffer->skip + reply->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-                        (off_t)(reply->offset - buffer->skip));
-        if (at == MAP_FAILED)
-            status = attnd_fail(err, ATTND_NO_ROOM, "bytes = %llu: cannot be mapped: %s",
-                                (unsigned long long)reply->bytes, strerror(errno));
-        else
-            buffer->mapped = at;
-    }
-    if (fd >= 0)
+    buffer->skip = offset % (size_t)sysconf(_SC_PAGESIZE);
+    buffer->bytes = bytes;
+    void *at = mmap(NULL, buffer->skip + bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                    (off_t)(offset - buffer->skip));
+    int why = errno;
+    close(fd);
+    if (at == MAP_FAILED)
+        return attnd_fail(err, ATTND_NO_ROOM, "bytes = %llu: cannot be mapped: %s",
+                          (unsigned long long)bytes, strerror(why));
+    buffer->mapped = at;
+    return ATTND_OK;
+}
+
+/* Maps the buffer by its name. */
+static attnd_status map_named(attnd_buffer *buffer, uint64_t bytes, attnd_err *err)
+{
+    struct stat at;
+    if (!buffer->name)
+        return attnd_fail(err, ATTND_NO_ROOM, "shm_name: no memory for it");
+    if (!*buffer->name)
+        return attnd_fail(err, ATTND_BROKEN, "shm_name: attnd gave the buffer none");
+    int fd = shm_open(buffer->name, O_RDWR, 0);
+    if (fd < 0)
+        return attnd_fail(err, errno == EMFILE ? ATTND_NO_ROOM : ATTND_UNREACHABLE,
+                          "shm_name = %s: cannot be opened here: %s", buffer->name,
+                          strerror(errno));
+    /* What lies behind its end would kill us when it is touched. */
+    if (fstat(fd, &at) != 0 || (uint64_t)at.st_size < bytes) {
         close(fd);
-    return status;
+        return attnd_fail(err, ATTND_BROKEN, "shm_name = %s: shorter than its %llu bytes",
+                          buffer->name, (unsigned long long)bytes);
+    }
+    return map(buffer, bytes, 0, fd, err);
 }
 
 static attnd_status fetch(attnd_buffer *buffer, int64_t deadline_ms, attnd_err *err)
@@ -261,22 +277,33 @@ static attnd_status fetch(attnd_buffer *buffer, int64_t deadline_ms, attnd_err *
     }
     if (status != ATTND_OK)
         return cli_hand_on(&why, err);
-    status = map(buffer, reply, fd, err);
+    if (fd >= 0 && reply->kind == ATTND__V1__FD_KIND__FD_MEMFD) {
+        status = map(buffer, reply->bytes, reply->offset, fd, err);
+    } else {
+        status = attnd_fail(err, ATTND_UNSUPPORTED, "kind = %d: this library maps FD_MEMFD (1)",
+                            reply->kind);
+        if (fd >= 0)
+            close(fd);
+    }
     attnd__v1__fd_reply__free_unpacked(reply, NULL);
     return status;
 }
 
-static attnd_status ask(attnd_client *client, uint64_t bytes, int64_t deadline_ms, uint64_t *handle,
+/* Fills handle and, if it is to have one, name: NULL when there is no memory for it. */
+static attnd_status ask(attnd_buffer *buffer, uint64_t bytes, bool named, int64_t deadline_ms,
                         attnd_err *err)
 {
     Attnd__V1__CreateBufferRequest create = ATTND__V1__CREATE_BUFFER_REQUEST__INIT;
     create.bytes = bytes;
+    create.named = named;
     Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
     request.op_case = ATTND__V1__REQUEST__OP_CREATE_BUFFER;
     request.create_buffer = &create;
     Attnd__V1__Reply *reply;
-    TRY(cli_call(client, &request, deadline_ms, &reply, err));
-    *handle = reply->create_buffer->buffer;
+    TRY(cli_call(buffer->client, &request, deadline_ms, &reply, err));
+    buffer->handle = reply->create_buffer->buffer;
+    if (named)
+        buffer->name = strdup(reply->create_buffer->shm_name);
     attnd__v1__reply__free_unpacked(reply, NULL);
     return ATTND_OK;
 }
@@ -299,11 +326,12 @@ static void unmap(attnd_buffer *buffer)
 {
     if (buffer->mapped)
         munmap(buffer->mapped, buffer->skip + buffer->bytes);
+    free(buffer->name);
     free(buffer);
 }
 
-attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes, uint32_t timeout_ms,
-                                 attnd_buffer **out, attnd_err *err)
+static attnd_status create(attnd_client *client, uint64_t bytes, bool named, uint32_t timeout_ms,
+                           attnd_buffer **out, attnd_err *err)
 {
     int64_t deadline_ms = cli_deadline_ms(client, timeout_ms);
     *out = NULL;
@@ -311,9 +339,9 @@ attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes, uint32_t 
     if (!buffer)
         return attnd_fail(err, ATTND_NO_ROOM, "buffer: no memory for its handle");
     buffer->client = client;
-    attnd_status status = ask(client, bytes, deadline_ms, &buffer->handle, err);
+    attnd_status status = ask(buffer, bytes, named, deadline_ms, err);
     if (status == ATTND_OK) {
-        status = fetch(buffer, deadline_ms, err);
+        status = named ? map_named(buffer, bytes, err) : fetch(buffer, deadline_ms, err);
         if (status != ATTND_OK) {
             int64_t a_little = cli_now_ms() + GIVE_BACK_MS;
             give_back(client, buffer->handle, deadline_ms < a_little ? a_little : deadline_ms,
@@ -330,6 +358,18 @@ attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes, uint32_t 
     pthread_mutex_unlock(&client->buffers_lock);
     *out = buffer;
     return ATTND_OK;
+}
+
+attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes, uint32_t timeout_ms,
+                                 attnd_buffer **out, attnd_err *err)
+{
+    return create(client, bytes, false, timeout_ms, out, err);
+}
+
+attnd_status attnd_create_named_buffer(attnd_client *client, uint64_t bytes, uint32_t timeout_ms,
+                                       attnd_buffer **out, attnd_err *err)
+{
+    return create(client, bytes, true, timeout_ms, out, err);
 }
 
 attnd_status attnd_free_buffer(attnd_buffer *buffer, uint32_t timeout_ms, attnd_err *err)
@@ -370,4 +410,9 @@ uint64_t attnd_buffer_bytes(const attnd_buffer *buffer)
 uint64_t attnd_buffer_id(const attnd_buffer *buffer)
 {
     return buffer->handle;
+}
+
+const char *attnd_buffer_name(const attnd_buffer *buffer)
+{
+    return buffer->name;
 }

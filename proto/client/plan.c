@@ -32,32 +32,42 @@ attnd_status attnd_create_plan(attnd_client *client, uint64_t model, const attnd
     return status;
 }
 
-static attnd_status send_update(attnd_client *client, cli_update *m, int64_t deadline_ms,
-                                uint64_t *version, attnd_err *err)
+static attnd_status send_update(attnd_client *client, cli_update *m, uint64_t after,
+                                int64_t deadline_ms, attnd_pending **out, attnd_err *err)
 {
     Attnd__V1__UpdatePlanRequest update = ATTND__V1__UPDATE_PLAN_REQUEST__INIT;
     update.update = &m->update;
     Attnd__V1__Request request = ATTND__V1__REQUEST__INIT;
     request.op_case = ATTND__V1__REQUEST__OP_UPDATE_PLAN;
     request.update_plan = &update;
-    Attnd__V1__Reply *reply;
-    TRY(cli_call(client, &request, deadline_ms, &reply, err));
-    if (version)
-        *version = reply->update_plan->version;
-    attnd__v1__reply__free_unpacked(reply, NULL);
-    return ATTND_OK;
+    request.after = after;
+    return cli_start(client, &request, deadline_ms, out, err);
+}
+
+attnd_status attnd_update_plan_start(attnd_client *client, uint64_t plan,
+                                     const attnd_plan_update *update, uint64_t after,
+                                     uint32_t timeout_ms, attnd_pending **out, attnd_err *err)
+{
+    int64_t deadline_ms = cli_deadline_ms(client, timeout_ms);
+    *out = NULL;
+    cli_update m;
+    attnd_status status = cli_make_update(&m, plan, update, err);
+    if (status == ATTND_OK)
+        status = send_update(client, &m, after, deadline_ms, out, err);
+    cli_free_tables(&m.appended);
+    return status;
 }
 
 attnd_status attnd_update_plan(attnd_client *client, uint64_t plan, const attnd_plan_update *update,
                                uint32_t timeout_ms, uint64_t *version, attnd_err *err)
 {
-    int64_t deadline_ms = cli_deadline_ms(client, timeout_ms);
-    cli_update m;
-    attnd_status status = cli_make_update(&m, plan, update, err);
-    if (status == ATTND_OK)
-        status = send_update(client, &m, deadline_ms, version, err);
-    cli_free_tables(&m.appended);
-    return status;
+    attnd_pending *pending;
+    attnd_timing timing;
+    TRY(attnd_update_plan_start(client, plan, update, 0, timeout_ms, &pending, err));
+    TRY(attnd_wait(pending, &timing, err));
+    if (version)
+        *version = timing.version;
+    return ATTND_OK;
 }
 
 attnd_status attnd_drop_plan(attnd_client *client, uint64_t plan, uint32_t timeout_ms,

@@ -8,12 +8,14 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -359,6 +361,102 @@ static void a_plan_serves_attends_and_steps_with_updates(void **state)
     attnd_close(client);
 }
 
+/* Updates that nobody waits for, and a step by each: what after orders. */
+static void updates_in_flight_are_in_order_by_after(void **state)
+{
+    enum { FIRST = 30, N = 12 };
+    attnd_client *client = connected(*state);
+    uint64_t model = opened_model(client);
+    sequence s = made_sequence(client, model, 7, 8);
+    int32_t lens[2], kv_lens[N];
+    attnd_table table;
+    attnd_plan plan;
+    attnd_err err = {0};
+    attnd_pending *updates[N], *steps[N];
+    attnd_attend_request request = request_of(&s, 0, FIRST, lens, &table);
+    attnd_attend(client, &request, 0, NULL, &err);
+    assert_string_equal(err.text, "");
+    request = request_of(&s, FIRST - 1, FIRST, lens, &table); /* version 1 stores nothing new */
+    attnd_create_plan(client, model, &request.batch, false, 0, &plan, &err);
+    assert_string_equal(err.text, "");
+    uint64_t after = 0;
+    for (int i = 0; i < N; i++) {
+        int t = FIRST + i;
+        kv_lens[i] = t + 1;
+        const attnd_table appended = {.block_ids = {.values = &s.blocks[t / BLOCK], .n = 1}};
+        const attnd_plan_update update = {.version = plan.version + (uint64_t)i,
+                                          .kv_lens = {.values = &kv_lens[i], .n = 1},
+                                          .appended = &appended,
+                                          .n_appended = t % BLOCK == 0};
+        attnd_update_plan_start(client, plan.plan, &update, after, 0, &updates[i], &err);
+        assert_string_equal(err.text, "");
+        request = request_of(&s, t, t + 1, lens, &table);
+        const attnd_step_request step = {.plan = plan.plan,
+                                         .first_layer = 1,
+                                         .n_layers = 1,
+                                         .q = {.first = request.q},
+                                         .k = {.first = request.k},
+                                         .v = {.first = request.v},
+                                         .out = {.first = request.out},
+                                         .after = attnd_pending_id(updates[i])};
+        attnd_step_start(client, &step, 0, &steps[i], &err);
+        assert_string_equal(err.text, "");
+        after = attnd_pending_id(steps[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        attnd_timing made = {0}, ran = {0};
+        attnd_wait(updates[i], &made, &err);
+        assert_string_equal(err.text, "");
+        attnd_wait(steps[i], &ran, &err);
+        assert_string_equal(err.text, "");
+        assert_int_equal(made.version, 2 + i);
+        assert_int_equal(ran.version, 2 + i);
+    }
+    assert_right(&s, 0, FIRST + N);
+    attnd_close(client);
+}
+
+static void attention_goes_through_a_buffer_with_a_name(void **state)
+{
+    attnd_client *client = connected(*state);
+    attnd_client *other = connected(*state);
+    sequence s = made_sequence(client, opened_model(client), 7, 3);
+    attnd_buffer *named;
+    attnd_err err = {0};
+    attnd_create_named_buffer(client, FLOATS * sizeof(float), 0, &named, &err);
+    assert_string_equal(err.text, "");
+    char name[64];
+    snprintf(name, sizeof name, "%s", attnd_buffer_name(named));
+    memcpy(attnd_buffer_data(named), s.q, FLOATS * sizeof(float));
+    float *plain = s.q;
+    s.q = attnd_buffer_data(named);
+    s.k = s.q + (s.k - plain);
+    s.v = s.q + (s.v - plain);
+    s.out = s.q + (s.out - plain);
+    s.buffer = named;
+    int32_t lens[2];
+    attnd_table table;
+    attnd_attend_request request = request_of(&s, 0, 30, lens, &table);
+    attnd_attend(client, &request, 0, NULL, &err);
+    assert_string_equal(err.text, "");
+    assert_right(&s, 0, 30);
+    /* Anyone of this user may map it, and closing another client leaves it alone. */
+    int fd = shm_open(name, O_RDWR, 0);
+    assert_true(fd >= 0);
+    attnd_close(other);
+    float out;
+    assert_int_equal(pread(fd, &out, sizeof out, (s.out - s.q) * (off_t)sizeof(float)), sizeof out);
+    assert_true(out == s.out[0]);
+    close(fd);
+    assert_int_equal(attnd_free_buffer(named, 0, &err), ATTND_OK);
+    assert_int_equal(shm_open(name, O_RDWR, 0), -1);
+    attnd_create_named_buffer(client, 64, 0, &named, &err);
+    assert_string_equal(err.text, "");
+    snprintf(name, sizeof name, "%s", attnd_buffer_name(named));
+    attnd_close(client); /* frees the buffer with the session */
+    assert_int_equal(shm_open(name, O_RDWR, 0), -1);
+}
+
 static void two_halves_of_the_keys_merge_to_the_whole(void **state)
 {
     enum { ROWS = BLOCK, N = ROWS * HEADS };
@@ -582,6 +680,8 @@ int main(void)
         cmocka_unit_test(many_in_flight_are_all_right),
         cmocka_unit_test(refusals_name_the_value_and_change_nothing),
         cmocka_unit_test(a_plan_serves_attends_and_steps_with_updates),
+        cmocka_unit_test(updates_in_flight_are_in_order_by_after),
+        cmocka_unit_test(attention_goes_through_a_buffer_with_a_name),
         cmocka_unit_test(two_halves_of_the_keys_merge_to_the_whole),
         cmocka_unit_test(a_session_goes_on_over_new_connections),
         cmocka_unit_test(what_is_in_flight_when_connections_break_is_answered),

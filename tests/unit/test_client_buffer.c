@@ -10,6 +10,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -346,6 +347,92 @@ static void a_buffer_is_asked_for_again_over_a_new_lease(void **state)
     fake_close(&server);
 }
 
+/* ---- Names ---- */
+
+static const char *name_now;
+
+static fake_action by_name(fake_server *server, const msg_request *request, msg_reply *reply)
+{
+    fake_answer(server, request, reply);
+    if (request->op == MSG_OP_create_buffer && request->create_buffer.named)
+        reply->create_buffer.shm_name = name_now;
+    return FAKE_REPLY;
+}
+
+/* The object the test is about; its descriptor. */
+static int made_object(char name[64], off_t bytes)
+{
+    snprintf(name, 64, "/attnd-test-%d", (int)getpid());
+    int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, bytes), 0);
+    name_now = name;
+    return fd;
+}
+
+static void a_named_buffer_is_mapped_by_its_name_and_unlinked_by_nobody_here(void **state)
+{
+    char name[64], seen[10];
+    int object = made_object(name, 10000);
+    fake_server server = {.answer = by_name};
+    attnd_client *client = connected(&server);
+    attnd_buffer *buffer, *plain;
+    attnd_err err = {0};
+    int before = n_descriptors();
+    assert_int_equal(attnd_create_named_buffer(client, 10000, 0, &buffer, &err), ATTND_OK);
+    assert_string_equal(err.text, "");
+    assert_string_equal(attnd_buffer_name(buffer), name);
+    assert_int_equal(attnd_buffer_bytes(buffer), 10000);
+    assert_int_equal(n_descriptors(), before + 1); /* the fake's own */
+    pthread_mutex_lock(&server.lock);
+    assert_int_equal(server.n_fd_requests, 1); /* the lease's: no descriptor was asked for */
+    pthread_mutex_unlock(&server.lock);
+    memcpy((char *)attnd_buffer_data(buffer) + 9990, "from here", 10);
+    assert_int_equal(pread(object, seen, 10, 9990), 10);
+    assert_string_equal(seen, "from here");
+    assert_int_equal(attnd_create_buffer(client, 100, 0, &plain, &err), ATTND_OK);
+    assert_null(attnd_buffer_name(plain));
+    assert_int_equal(attnd_free_buffer(buffer, 0, &err), ATTND_OK);
+    assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
+    attnd_close(client);
+    assert_int_equal(shm_unlink(name), 0); /* it is still there */
+    close(object);
+    fake_close(&server);
+}
+
+/* A named buffer is refused, and what was created is given back. */
+static void assert_name_refused(uint64_t bytes, attnd_reason reason, const char *text)
+{
+    fake_server server = {.answer = by_name};
+    attnd_client *client = connected(&server);
+    attnd_buffer *buffer = (attnd_buffer *)client;
+    attnd_err err;
+    int before = n_descriptors();
+    assert_int_equal(attnd_create_named_buffer(client, bytes, 0, &buffer, &err),
+                     attnd_reason_status(reason));
+    assert_null(buffer);
+    assert_refusal(&err, reason, text);
+    assert_int_equal(n_descriptors(), before + 1); /* the fake's own */
+    assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
+    attnd_close(client);
+    fake_close(&server);
+}
+
+static void a_name_that_cannot_be_mapped_is_refused_and_the_buffer_given_back(void **state)
+{
+    char name[64], text[160];
+    name_now = "/attnd-test-nobody";
+    assert_name_refused(
+        100, ATTND_UNREACHABLE,
+        "shm_name = /attnd-test-nobody: cannot be opened here: No such file or directory");
+    name_now = NULL; /* a daemon that knows no names would have refused the request */
+    assert_name_refused(100, ATTND_BROKEN, "shm_name: attnd gave the buffer none");
+    close(made_object(name, 99));
+    snprintf(text, sizeof text, "shm_name = %s: shorter than its 100 bytes", name);
+    assert_name_refused(100, ATTND_BROKEN, text);
+    assert_int_equal(shm_unlink(name), 0);
+}
+
 /* ---- Threads ---- */
 
 static void *create_and_free(void *client)
@@ -421,6 +508,8 @@ int main(void)
         cmocka_unit_test(a_descriptor_that_does_not_come_ends_the_connection_it_was_asked_over),
         cmocka_unit_test(a_buffer_socket_that_closes_twice_is_said),
         cmocka_unit_test(a_buffer_is_asked_for_again_over_a_new_lease),
+        cmocka_unit_test(a_named_buffer_is_mapped_by_its_name_and_unlinked_by_nobody_here),
+        cmocka_unit_test(a_name_that_cannot_be_mapped_is_refused_and_the_buffer_given_back),
         cmocka_unit_test(threads_share_the_buffer_socket),
         cmocka_unit_test(waiting_for_anothers_descriptor_ends_in_time),
     };

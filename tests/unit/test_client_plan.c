@@ -120,6 +120,11 @@ static void a_refused_plan_fills_nothing(void **state)
                      ATTND_FAILED_PRECONDITION);
     assert_int_equal(err.reason, ATTND_STALE);
     assert_int_equal(version, 3);
+    attnd_pending *pending;
+    assert_int_equal(attnd_update_plan_start(client, 66, &update, 0, 0, &pending, &err), ATTND_OK);
+    assert_int_equal(attnd_wait(pending, &timing, &err), ATTND_FAILED_PRECONDITION);
+    assert_string_equal(err.text, "update.version = 1: the plan is at 3");
+    assert_int_equal(timing.version, 6);
     attnd_step_request step = {.plan = 66, .update = &update};
     assert_int_equal(attnd_step(client, &step, 0, &timing, &err), ATTND_FAILED_PRECONDITION);
     assert_string_equal(err.text, "update.version = 1: the plan is at 3");
@@ -137,8 +142,11 @@ static bool is_update(const msg_plan_update *u)
            is_inline(&u->slots, 2, LENS) && !u->positions.given;
 }
 
+static unsigned n_after_7; /* updates behind request 7 */
+
 static fake_action look_at_update(fake_server *server, const msg_request *request, msg_reply *reply)
 {
+    n_after_7 += request->op == MSG_OP_update_plan && request->after == 7;
     if (request->op == MSG_OP_update_plan && !is_update(&request->update_plan))
         return not_as_sent(reply);
     const msg_step *s = &request->step;
@@ -177,6 +185,16 @@ static void updates_and_steps_arrive_as_they_are_given(void **state)
     assert_string_equal(err.text, "");
     assert_int_equal(version, 5);
     assert_int_equal(attnd_update_plan(client, 66, &update, 0, NULL, &err), ATTND_OK);
+    attnd_pending *pending;
+    attnd_timing timing = {.queue_us = 1, .device_us = 1};
+    assert_int_equal(attnd_update_plan_start(client, 66, &update, 7, 0, &pending, &err), ATTND_OK);
+    assert_true(attnd_pending_id(pending) > 0);
+    assert_int_equal(attnd_wait(pending, &timing, &err), ATTND_OK);
+    assert_string_equal(err.text, "");
+    assert_int_equal(timing.version, 5);
+    assert_int_equal(timing.queue_us, 0);
+    assert_int_equal(timing.device_us, 0);
+    assert_int_equal(n_after_7, 1);
 
     const attnd_step_request step = {
         .plan = 66,
@@ -191,13 +209,11 @@ static void updates_and_steps_arrive_as_they_are_given(void **state)
         .lse = {.first = {.buffer = buffer}, .layer_stride = 4},
         .after = 3,
     };
-    attnd_timing timing;
     assert_int_equal(attnd_step(client, &step, 0, &timing, &err), ATTND_OK);
     assert_string_equal(err.text, "");
     assert_int_equal(timing.queue_us, 7);
     assert_int_equal(timing.device_us, 8);
     assert_int_equal(timing.version, 9);
-    attnd_pending *pending;
     assert_int_equal(attnd_step_start(client, &step, 0, &pending, &err), ATTND_OK);
     assert_true(attnd_pending_id(pending) > 0);
     assert_int_equal(attnd_wait(pending, NULL, &err), ATTND_OK);
@@ -319,6 +335,14 @@ static attnd_status update(void *arg, attnd_err *err)
     return attnd_update_plan(client_now, 66, arg, 0, NULL, err);
 }
 
+static attnd_status update_start(void *arg, attnd_err *err)
+{
+    attnd_pending *pending = (attnd_pending *)arg;
+    attnd_status status = attnd_update_plan_start(client_now, 66, arg, 0, 0, &pending, err);
+    assert_null(pending);
+    return status;
+}
+
 static attnd_status step(void *arg, attnd_err *err)
 {
     return attnd_step(client_now, arg, 0, NULL, err);
@@ -353,6 +377,7 @@ static void more_dimensions_than_a_tensor_holds_are_refused(void **state)
         {&tables[1].block_ids.tensor, "update.appended[1].block_ids"},
     };
     assert_refused_by_name(buffer, of_update, 5, update, &u);
+    assert_refused_by_name(buffer, of_update, 5, update_start, &u);
     attnd_step_request s = {.update = &u};
     assert_refused_by_name(buffer, of_update, 5, step, &s);
     const too_wide of_step[] = {
