@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from support import Daemon, freeze
+from support import BUILD, Daemon, attnd, error_of, freeze
 
 import numpy as np
 import tap
@@ -155,6 +155,61 @@ def a_client_that_unlinks_what_it_only_opened_harms_nobody():
         ok(session.call("free_buffer", buffer=buffer))
         assert not os.path.exists(path)
         create(session)
+
+
+def attends_through(client, view):
+    """The client stores 5 in a block through view("f32", shape) and reads the mean of v back."""
+    spec = {
+        "layers": [{"n_heads": 1, "head_dim": DIM}],
+        "groups": [{"block_size": 4, "kv_dtype": "f32", "n_blocks": 4}],
+    }
+    model = client.open_model(spec)
+    q, k, v, out = (view("f32", (3, 1, DIM), offset=3 * ROW * i) for i in range(4))
+    v.set(np.arange(3)[:, None, None])
+    client.attend(
+        model, 0, q=q, k=k, v=v, out=out, n_contexts=1, q_lens=[3], kv_lens=[3], tables=[[2]]
+    )
+    tap.equal(out.float32()[:, 0, 0].tolist(), [0.0, 0.5, 1.0])
+
+
+@tap.test
+def the_python_client_attends_through_a_buffer_it_mapped_by_name():
+    with attnd.Client(daemon.dir) as client:
+        buffer = client.create_buffer(12 * ROW, named=True)
+        path = SHM + buffer.name
+        assert os.path.exists(path)
+        attends_through(client, buffer.view)
+        tap.equal(attnd.map_named(buffer.name, 12 * ROW).tolist(), buffer.array.tolist())
+        buffer.free()
+        assert not os.path.exists(path)
+        message = error_of(attnd.map_named, buffer.name)
+        tap.equal(message[:2], ("UNAVAILABLE", "UNREACHABLE"))
+        path = SHM + client.create_buffer(64, named=True).name
+    assert not os.path.exists(path)
+
+
+@tap.test
+def an_object_outlives_whoever_attaches_by_the_python_client_and_ends():
+    """B124, of ours: a process that ends in order, one that ends by an exception, one that is
+    killed; the object stays, for its owner and for the next."""
+    with attnd.Client(daemon.dir) as client:
+        buffer = client.create_buffer(12 * ROW, named=True)
+        ends = {"": 0, "raise RuntimeError": 1, "os.kill(os.getpid(), 9)": -9}
+        for n, (end, code) in enumerate(ends.items(), 1):
+            program = (
+                "import os, sys; import attnd\n"
+                "attnd.map_named(sys.argv[1])[0] += 1\n" + end
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", program, buffer.name],
+                env=dict(os.environ, PYTHONPATH=os.path.join(BUILD, "python")),
+                stderr=subprocess.PIPE,
+                timeout=60,
+            )
+            tap.equal((done.returncode, int(buffer.array[0])), (code, n))
+            assert b"resource_tracker" not in done.stderr, done.stderr
+            assert os.path.exists(SHM + buffer.name), f"gone after {end!r}"
+        attends_through(client, buffer.view)
 
 
 @tap.test

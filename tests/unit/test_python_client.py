@@ -837,6 +837,89 @@ def a_view_outlives_its_buffer_and_its_client():
         tap.equal(float(view.array.sum()), 3.0 * (1 << 18))
 
 
+def named(name):
+    """An answer to create_buffer that gives the buffer this name."""
+
+    def answer(request, reply):
+        reply.create_buffer.buffer = 9
+        reply.create_buffer.bytes = request.create_buffer.bytes
+        reply.create_buffer.shm_name = name if request.create_buffer.named else ""
+        return True
+
+    return answer
+
+
+@tap.test
+def a_named_buffer_is_mapped_by_its_name_and_unlinked_by_nobody_here():
+    path = f"/dev/shm/attnd-test-{os.getpid()}"
+    with FakeDaemon() as daemon, open(path, "w+b") as file:
+        try:
+            file.truncate(8192)
+            client = client_of(daemon)
+            daemon.on["create_buffer"] = named("/" + os.path.basename(path))
+            buffer = client.create_buffer(5000, named=True)
+            tap.equal((buffer.bytes, buffer.name), (5000, path.removeprefix("/dev/shm")))
+            buffer.array[4999] = 7
+            tap.equal(os.pread(file.fileno(), 1, 4999), b"\7")
+            tap.equal([one.buffer for one in daemon.fd_requests], [0])  # the lease's alone
+            tap.equal(attnd.map_named(buffer.name).size, 8192)
+            buffer.free()
+            client.close()
+            assert os.path.exists(path)
+        finally:
+            os.unlink(path)
+
+
+@tap.test
+def a_buffer_without_a_name_has_none():
+    with FakeDaemon() as daemon, client_of(daemon) as client:
+        tap.equal(client.create_buffer(64).name, None)
+        tap.equal(daemon.requests[-1].create_buffer.named, False)
+
+
+@tap.test
+def a_name_that_cannot_be_mapped_is_refused_and_the_buffer_given_back():
+    short = f"attnd-test-{os.getpid()}"
+    with open(f"/dev/shm/{short}", "wb") as file:
+        file.truncate(99)
+    try:
+        for name, wanted in (
+            (
+                "/attnd-test-nobody",
+                (
+                    "UNAVAILABLE",
+                    "UNREACHABLE",
+                    "shm_name = /attnd-test-nobody: cannot be opened here: No such file or directory",
+                ),
+            ),
+            (
+                "/../etc/passwd",
+                (
+                    "INTERNAL",
+                    "BROKEN",
+                    "shm_name = '/../etc/passwd': no name of a shared memory object",
+                ),
+            ),
+            ("", ("INTERNAL", "BROKEN", "shm_name = '': no name of a shared memory object")),
+            (
+                f"/{short}",
+                (
+                    "INTERNAL",
+                    "BROKEN",
+                    f"shm_name = /{short}: cannot be mapped: mmap length is greater than file size",
+                ),
+            ),
+        ):
+            with FakeDaemon() as daemon, client_of(daemon) as client:
+                daemon.on["create_buffer"] = named(name)
+                code, reason, field, message = error_of(client.create_buffer, 100, named=True)[0]
+                tap.equal((code, reason, message), wanted)
+                tap.equal(field, "shm_name")
+                tap.equal(daemon.requests[-1].free_buffer.buffer, 9)
+    finally:
+        os.unlink(f"/dev/shm/{short}")
+
+
 @tap.test
 def no_descriptor_stays_open():
     with FakeDaemon() as daemon, client_of(daemon) as client:

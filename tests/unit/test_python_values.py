@@ -468,12 +468,17 @@ def an_update_carries_what_changed_and_counts_its_versions():
         for name in ("q_lens", "kv_lens", "slots", "positions"):
             assert not update.HasField(name), name
         tap.equal(plan.version, 3)
+        pending = plan.submit_update(kv_lens=[4], after=plan.submit_update(kv_lens=[3]))
+        tap.equal((pending.wait().version, plan.version), (5, 5))
+        first, second = it.daemon.requests[-2:]
+        tap.equal((first.after, second.after), (0, first.id))
+        tap.equal([one.update_plan.update.version for one in (first, second)], [3, 4])
         it.daemon.on["update_plan"] = refused(9, "STALE", "update.version = 3: …")
         tap.raises(attnd.Error, plan.update)
-        tap.equal(plan.version, 3)
+        tap.equal(plan.version, 5)
         text = text_of(ValueError, plan.update, kv_len=[3])
         tap.equal(text, "update.kv_len: one of q_lens, kv_lens, appended, slots, positions")
-        tap.equal(plan.version, 3)
+        tap.equal(plan.version, 5)
 
 
 @tap.test

@@ -5,7 +5,7 @@ Tensor are memory shared with the daemon; a Plan is a batch it has checked and k
 a call raises.
 """
 
-from .buffer import Buffer, Tensor
+from .buffer import Buffer, Tensor, map_named
 from .call import LayerTensor, Partial, Table
 from .client import Client, Model, Pending, runtime_dirs
 from .dtype import bf16_bits, bf16_values, decode, encode
@@ -32,5 +32,6 @@ __all__ = [
     "bf16_values",
     "decode",
     "encode",
+    "map_named",
     "runtime_dirs",
 ]

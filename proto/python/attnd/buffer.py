@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
+from . import dlpack, error, transport, wire
 from . import dtype as dtypes
-from . import error, transport, wire
 
 _PACKET = 1024  # bytes, the largest either way
 _MAX_FDS = 8  # of a packet; all but the first are surplus and closed
@@ -123,23 +123,60 @@ def map_buffer(fds, handle, deadline):
     return np.frombuffer(memory, dtype=np.uint8, count=reply.bytes, offset=skip)
 
 
+def map_named(name, n_bytes=None):
+    """The memory of a named buffer, of this process' client or another's, as a uint8 array, mapped
+    shared until the last view of it goes; n_bytes: its first ones, None: all of the object.
+
+    This is how Python attaches by name: multiprocessing.shared_memory would unlink the object when
+    the process ends. Error UNREACHABLE when there is none of that name to be seen here.
+    """
+    what = f"shm_name = {name}"
+    if not name.startswith("/") or "/" in name[1:]:
+        raise error.Error(
+            "INTERNAL", "BROKEN", "shm_name", f"shm_name = {name!r}: no name of a shared memory object"
+        )
+    try:
+        fd = os.open(f"/dev/shm{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as wrong:
+        raise error.unreachable(
+            "shm_name", f"{what}: cannot be opened here: {wrong.strerror}"
+        ) from None
+    try:
+        memory = mmap.mmap(fd, n_bytes or 0, mmap.MAP_SHARED)
+    except (OSError, ValueError) as wrong:
+        raise error.Error(
+            "INTERNAL", "BROKEN", "shm_name", f"{what}: cannot be mapped: {wrong}"
+        ) from None
+    finally:
+        os.close(fd)
+    return np.frombuffer(memory, dtype=np.uint8)
+
+
 class Buffer:
     """Shared memory of the session, from Client.create_buffer(). Zero-filled when new.
 
     handle  the buffer's number on the wire
     bytes   its size
-    array   its bytes, a uint8 array; also through the array interface
+    array   its bytes, a uint8 array; also through the array interface and DLPack
+    name    of its POSIX shared memory object ("/attnd-shm-…", map_named()); None: it has none
     """
 
-    def __init__(self, handle, array, free):
+    def __init__(self, handle, array, free, name=None):
         self.handle = handle
         self.bytes = array.size
         self.array = array
+        self.name = name
         self._free = free
 
     @property
     def __array_interface__(self):
         return self.array.__array_interface__
+
+    def __dlpack__(self, **options):
+        return dlpack.capsule(self.array, "u8", **options)
+
+    def __dlpack_device__(self):
+        return dlpack.CPU
 
     def view(self, dtype, shape, offset=0):
         """A Tensor without gaps: dtype "f32", "f16", "bf16", "i32", …; offset in bytes from the
@@ -175,6 +212,9 @@ class Tensor:
     dtype   "f32", "f16", "bf16", …
     array   numpy view of the memory itself; bf16 and 8-bit floats as their bits (attnd.dtype)
 
+    torch.from_dlpack(tensor) and the like take the memory itself, bf16 as bf16 and 8-bit floats as
+    u8; numpy has no bf16, so np.from_dlpack() refuses it. The memory stays mapped as long as theirs.
+
     Indexing as of numpy gives a Tensor of the part (q[:5]) as long as it is a view.
     """
 
@@ -182,6 +222,12 @@ class Tensor:
         self.buffer = buffer
         self.dtype = dtype
         self.array = array
+
+    def __dlpack__(self, **options):
+        return dlpack.capsule(self.array, self.dtype, **options)
+
+    def __dlpack_device__(self):
+        return dlpack.CPU
 
     @property
     def shape(self):

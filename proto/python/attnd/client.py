@@ -7,7 +7,7 @@ import time
 
 from . import call as calls
 from . import error, spec, wire
-from .buffer import Buffer, map_buffer
+from .buffer import Buffer, map_buffer, map_named
 from .link import Link
 from .plan import Plan
 
@@ -216,18 +216,27 @@ class Client:
     def _close_model(self, model, timeout):
         self._call("close_model", {"model": model.handle}, timeout)
 
-    def create_buffer(self, n_bytes, timeout=None):
+    def create_buffer(self, n_bytes, timeout=None, named=False):
         """Shared memory of n_bytes, mapped here → Buffer. Error with reason NO_ROOM when the
-        session's quota has no room for it now, TOO_LARGE when it never has."""
+        session's quota has no room for it now, TOO_LARGE when it never has.
+
+        named: it is also a POSIX shared memory object, by which it is mapped here too, without a
+        descriptor, and may be by any process of this user that cannot take one (map_named()). The
+        daemon unlinks it with the buffer. Nobody else may, or truncate it: the next access to a page
+        that is gone kills whoever makes it, the daemon included. It does not outlive an engine that
+        is started again. Error UNREACHABLE where the daemon's objects are not to be seen."""
         timeout = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
-        reply = self._call("create_buffer", {"bytes": n_bytes}, timeout)
+        reply = self._call("create_buffer", {"bytes": n_bytes, "named": named}, timeout)
         try:
-            array = map_buffer(self._link, reply.buffer, deadline)
+            if named:
+                array = map_named(reply.shm_name, reply.bytes)
+            else:
+                array = map_buffer(self._link, reply.buffer, deadline)
         except BaseException:
             self._drop("free_buffer", {"buffer": reply.buffer})
             raise
-        return Buffer(reply.buffer, array, self._free_buffer)
+        return Buffer(reply.buffer, array, self._free_buffer, reply.shm_name or None)
 
     def _free_buffer(self, buffer, timeout):
         self._call("free_buffer", {"buffer": buffer.handle}, timeout)
@@ -344,12 +353,12 @@ class Client:
         )
         calls.fill_batch(body.batch, batch)
         reply = self._submit(request, timeout).wait()
-        return Plan(reply, model, self._update_plan, self._drop_plan)
+        return Plan(reply, model, self._submit_update, self._drop_plan)
 
-    def _update_plan(self, plan, values, timeout):
+    def _submit_update(self, plan, values, after, timeout):
         request, body = self._request("update_plan", {})
         on_refused = plan.fill_update(body.update, values)
-        return self._submit(request, timeout, on_refused).wait().version
+        return self._submit(_behind(request, after), timeout, on_refused)
 
     def _drop_plan(self, plan, timeout):
         self._call("drop_plan", {"plan": plan.handle}, timeout)

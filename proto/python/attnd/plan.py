@@ -13,11 +13,11 @@ class Plan:
     model    the Model it is of
     """
 
-    def __init__(self, reply, model, update, drop):
+    def __init__(self, reply, model, submit_update, drop):
         self.handle = reply.plan
         self.version = reply.version
         self.model = model
-        self._update = update
+        self._submit_update = submit_update
         self._drop = drop
 
     def __enter__(self):
@@ -40,7 +40,16 @@ class Plan:
 
         Error STALE when the plan has moved on, else as Client.attend; then the plan is as it was.
         """
-        return self._update(self, values, timeout)
+        return self.submit_update(timeout=timeout, **values).wait().version
+
+    def submit_update(self, after=None, timeout=None, **values):
+        """update() without waiting: sends the request → Pending, of UpdatePlanReply: version.
+
+        after  Pending of this client that must have been launched before. What is to run with the
+               new version names this one in its own after, and so does the next update: without it
+               either may overtake
+        """
+        return self._submit_update(self, values, after, timeout)
 
     def drop(self, timeout=None):
         """Gives the plan back; work that was sent with it goes on."""
