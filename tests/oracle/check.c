@@ -68,14 +68,18 @@ static attnd_status check_bias(const ora_problem *p, attnd_err *err)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "bias.relative_size = 0: at least 1");
     if (!(bias->relative_max_distance > 0))
         return ATTND_OK;
-    uint32_t half = bias->relative_bidirectional ? 2 : 1;
-    uint32_t exact = bias->relative_size / half / 2;
-    if (bias->relative_size % half != 0 || exact == 0 || bias->relative_max_distance <= exact)
-        return attnd_fail(err, ATTND_BAD_GEOMETRY,
-                          "bias.relative_size = %u: %u buckets at least, %s, half of a side's "
-                          "below max_distance = %g",
-                          bias->relative_size, 2 * half, half == 2 ? "even" : "any",
-                          bias->relative_max_distance);
+    uint32_t sides = bias->relative_bidirectional ? 2 : 1;
+    uint32_t exact = bias->relative_size / sides / 2;
+    if (bias->relative_size % sides != 0 || exact == 0)
+        return attnd_fail(err, ATTND_BAD_GEOMETRY, "bias.relative_size = %u: %s",
+                          bias->relative_size,
+                          sides == 2 ? "even and at least 4 with two sides" : "at least 2 buckets");
+    if (bias->relative_max_distance <= exact)
+        return attnd_fail(
+            err, ATTND_BAD_GEOMETRY,
+            "bias.relative_max_distance = %g: above the %u that have buckets of their "
+            "own",
+            bias->relative_max_distance, exact);
     return ATTND_OK;
 }
 

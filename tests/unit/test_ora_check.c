@@ -7,7 +7,8 @@
 
 #include <cmocka.h>
 
-#include <string.h>
+#include <math.h>
+#include <stdio.h>
 
 #include "tests/support/scene.h"
 
@@ -60,10 +61,108 @@ static void what_is_no_problem_is_refused(void **state)
     scene_close(&s);
 }
 
+static void a_mask_that_is_none_is_refused(void **state)
+{
+    scene s;
+    scene_open(&s,
+               &(scene_shape){2, 1, 1, 8, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {2, 3}, {5, 6}},
+               SCENE_RANDOM);
+    const uint32_t words[3] = {1, 3, 1 << 3 | 7}, wide[3][2] = {{1, 0}, {3, 0}, {7, 1u << 31}};
+    const uint8_t custom[28] = {0};
+    const ora_problem good = s.p;
+    ora_problem p;
+#define WITH(change, text)                                                                         \
+    p = good;                                                                                      \
+    change;                                                                                        \
+    assert_refused(&p, ATTND_BAD_MASK, text)
+    WITH(p.mask.kinds = 1u << 7, "mask.kinds = 0x80: bits up to 0x40");
+    WITH((p.mask.kinds = ORA_MASK_BYTES | ORA_MASK_BITS, p.mask.custom = custom),
+         "mask.kinds = 0x30: bytes or bits, not both");
+    p = good;
+    p.n_contexts = 1;
+    p.mask = (ora_mask){.kinds = ORA_MASK_TREE, .tree_words = words, .tree_width = 1};
+    assert_refused(&p, ATTND_BAD_MASK,
+                   "mask.tree_words = bit 3 in row 2 of sequence 1: it has 3 rows");
+    p.mask.tree_words = wide[0];
+    p.mask.tree_width = 2;
+    assert_refused(&p, ATTND_BAD_MASK,
+                   "mask.tree_words = bit 63 in row 2 of sequence 1: it has 3 rows");
+#undef WITH
+    scene_close(&s);
+}
+
+static void rows_of_a_cross_layer_have_no_key_index(void **state)
+{
+    scene s;
+    scene_open(&s, &(scene_shape){1, 1, 1, 8, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {2}, {5}},
+               SCENE_RANDOM);
+    const float numbers[25] = {0};
+    const uint32_t words[] = {1, 3},
+                   kinds[] = {ORA_MASK_CAUSAL, ORA_MASK_WINDOW, ORA_MASK_CHUNK, ORA_MASK_TREE};
+    s.p.kind = ATTND_LAYER_CROSS;
+    for (int n = 0; n < 4; n++) {
+        char text[96];
+        s.p.mask = (ora_mask){
+            .kinds = kinds[n], .window = 3, .chunk = 2, .tree_words = words, .tree_width = 1};
+        snprintf(text, sizeof text,
+                 "mask.kinds = %#x: rows of a cross layer have no key index for %#x", kinds[n],
+                 kinds[n]);
+        assert_refused(&s.p, ATTND_BAD_COMBINATION, text);
+    }
+    s.p.mask.kinds = 0;
+    s.p.bias.alibi_slopes = numbers;
+    assert_refused(&s.p, ATTND_BAD_COMBINATION,
+                   "bias.alibi_slopes = given: rows of a cross layer have no key index");
+    s.p.bias = (ora_bias){.relative = numbers, .relative_size = 5};
+    assert_refused(&s.p, ATTND_BAD_COMBINATION,
+                   "bias.relative = given: rows of a cross layer have no key index");
+    scene_close(&s);
+}
+
+static void an_encoders_keys_are_its_rows(void **state)
+{
+    scene s;
+    scene_open(&s, &(scene_shape){1, 1, 1, 8, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {5}, {5}},
+               SCENE_RANDOM);
+    ora_problem p = s.p;
+    p.kind = ATTND_LAYER_ENCODER;
+    assert_problems_same(&s.p, &p, 0);
+    s.kv_len[0] = 4;
+    assert_refused(&p, ATTND_BAD_LENGTH, "kv_len[0] = 4: an encoder's is q_len = 5");
+    scene_close(&s);
+}
+
+static void a_bias_that_is_none_is_refused(void **state)
+{
+    scene s;
+    scene_open(&s, &(scene_shape){1, 1, 1, 8, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {5}, {5}},
+               SCENE_RANDOM);
+    const float table[32] = {0};
+    const ora_bias all = {.relative = table, .relative_size = 32, .relative_max_distance = 128};
+#define WITH(change, text)                                                                         \
+    s.p.bias = all;                                                                                \
+    change;                                                                                        \
+    assert_refused(&s.p, ATTND_BAD_GEOMETRY, text)
+    WITH(s.p.bias.softcap = -1, "bias.softcap = -1: 0 or above");
+    WITH(s.p.bias.softcap = NAN, "bias.softcap = nan: 0 or above");
+    WITH(s.p.bias.relative_size = 0, "bias.relative_size = 0: at least 1");
+    WITH(s.p.bias.relative_size = 1, "bias.relative_size = 1: at least 2 buckets");
+    WITH((s.p.bias.relative_size = 31, s.p.bias.relative_bidirectional = true),
+         "bias.relative_size = 31: even and at least 4 with two sides");
+    WITH(s.p.bias.relative_max_distance = 16,
+         "bias.relative_max_distance = 16: above the 16 that have buckets of their own");
+#undef WITH
+    scene_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_no_problem_is_refused),
+        cmocka_unit_test(a_mask_that_is_none_is_refused),
+        cmocka_unit_test(rows_of_a_cross_layer_have_no_key_index),
+        cmocka_unit_test(an_encoders_keys_are_its_rows),
+        cmocka_unit_test(a_bias_that_is_none_is_refused),
     };
     return cmocka_run_group_tests_name("ora_check", tests, NULL, NULL);
 }
