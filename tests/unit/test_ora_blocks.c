@@ -118,6 +118,19 @@ static void check_nvfp4_block(const double *x, float gs, const uint8_t *codes, u
     }
 }
 
+/* Numbers where another order of the same steps gives another byte: Gs·amax/6 would be a tie that
+ * goes to 28, x·(Gs/sf) the code of 2. */
+static void the_steps_of_nvfp4_are_taken_in_their_order(void **state)
+{
+    const double scale_tie[BLOCK] = {0x1.724924p-2}, code_tie[BLOCK] = {0.0209, 0x1.9p-8};
+    uint8_t codes[BLOCK / 2], scale;
+    ora_nvfp4_encode(scale_tie, BLOCK, 448, codes, &scale);
+    assert_int_equal(scale, e4m3(26));
+    ora_nvfp4_encode(code_tie, BLOCK, 89.6f, codes, &scale);
+    assert_int_equal(scale, e4m3(0.3125));
+    assert_int_equal(codes[0], 0x37); /* 1.5 and 6 */
+}
+
 static void random_blocks_have_the_bytes_of_the_definition(void **state)
 {
     static const float globals[] = {1, 448, 89.6f, 0.01f, 3777.25f};
@@ -375,6 +388,7 @@ int main(void)
         cmocka_unit_test(nvfp4_has_the_published_vector),
         cmocka_unit_test(a_block_of_zeros_is_zeros_and_keeps_their_signs),
         cmocka_unit_test(a_scale_byte_is_never_nan),
+        cmocka_unit_test(the_steps_of_nvfp4_are_taken_in_their_order),
         cmocka_unit_test(random_blocks_have_the_bytes_of_the_definition),
         cmocka_unit_test(what_nvfp4_reads_back_is_near),
         cmocka_unit_test(a_head_scale_is_its_largest_number_over_the_largest_code),

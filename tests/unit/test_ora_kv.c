@@ -479,6 +479,35 @@ static void a_page_is_read_where_it_is_held(void **state)
     assert_attends(&m.s, k, v);
 }
 
+/* Prefill of 3 and 6 keys, then a call with 2 and 1: the bytes of both pools are those of one call.
+ */
+static void later_tokens_find_their_pages_in_both_pools(void **state)
+{
+    static mixed once, twice;
+    static const int32_t ids[4] = {-1, 4, 0, 7};
+    static const int64_t prefill[N_SEQS] = {0, 5}, decode[N_SEQS] = {3, 11};
+    mixed_make(&once, ids);
+    mixed_make(&twice, ids);
+    memset(twice.s.pool, 0xFF, sizeof twice.s.pool);
+    memset(twice.memory, 0xFF, sizeof twice.memory);
+    int32_t first_len[N_SEQS] = {3, 6};
+    const int64_t tables[N_SEQS] = {0, 2};
+    attnd_err err;
+    ora_problem p = twice.s.p;
+    p.k = (ora_rows){twice.s.k, sizeof twice.s.k[0], sizeof twice.s.k[0][0], ATTND_DTYPE_BF16};
+    p.v = (ora_rows){twice.s.v, sizeof twice.s.v[0], sizeof twice.s.v[0][0], ATTND_DTYPE_BF16};
+    p.block_first = tables;
+    p.q_first = prefill;
+    p.q_len = p.kv_len = first_len;
+    assert_int_equal(ora_append(&p, &err), ATTND_OK);
+    p.q_first = decode;
+    p.q_len = twice.s.q_len;
+    p.kv_len = twice.s.kv_len;
+    assert_int_equal(ora_append(&p, &err), ATTND_OK);
+    assert_memory_equal(once.s.pool, twice.s.pool, sizeof once.s.pool);
+    assert_memory_equal(once.memory, twice.memory, sizeof once.memory);
+}
+
 /* ---- Refusals ---- */
 
 static void refuses(const scene *s, attnd_reason reason, const char *text)
@@ -577,6 +606,7 @@ int main(void)
         cmocka_unit_test(with_every_page_held_only_the_high_pool_counts),
         cmocka_unit_test(with_no_page_held_only_the_normal_pool_counts),
         cmocka_unit_test(a_page_is_read_where_it_is_held),
+        cmocka_unit_test(later_tokens_find_their_pages_in_both_pools),
         cmocka_unit_test(scales_that_are_none_are_refused),
         cmocka_unit_test(a_pool_has_the_type_and_scales_of_its_format),
         cmocka_unit_test(high_pages_are_of_a_16_bit_pool_and_exist),
