@@ -17,7 +17,7 @@ say        = $(if $(V),,@printf '  %-8s %s\n' '$(1)' '$(2)')
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all deps run demo test check bench asan tsan soak format lint install dist clean help
+.PHONY: all deps run demo test check conformance mutants bench asan tsan soak format lint install dist clean help
 .DEFAULT_GOAL := all
 
 # ---- Flags -----------------------------------------------------------------------------------------
@@ -36,10 +36,11 @@ else ifeq ($(FLAVOUR),tsan)
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp $(TSAN_OPTIONS)
 FLAVOURFLAGS := -fsanitize=thread -DATTND_NO_CLONES
 endif
+KERNEL_OPT ?= -O3
 LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm
 LIBS_CLI  := -lprotobuf-c
 # What only some files need.
-$(B)/obj/kernels/%.o: ALLFLAGS += -O3
+$(B)/obj/kernels/%.o: ALLFLAGS += $(KERNEL_OPT)
 $(B)/obj/tests/oracle/%.o: ALLFLAGS += -ffp-contract=off
 $(B)/obj/proto/%.pic.o: ALLFLAGS += -fPIC -fvisibility=hidden
 $(B)/obj/daemon/main.o $(B)/obj/daemon/control_methods.o $(B)/obj/daemon/op_session.o $(B)/obj/daemon/attnctl.o: \
@@ -193,6 +194,15 @@ test: check
 check: all $(TESTS) $(BENCHES)
 	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(TESTS_S)
 
+# Every row of kernels.def on more problems than `test` has time for, and the table of its worst errors.
+# ARRAYS=12 covering arrays; SEED= moves on to others.
+conformance: $(B)/tests/kernels/test_conformance
+	$(Q)CMOCKA_MESSAGE_OUTPUT=TAP $< --arrays $(or $(ARRAYS),12) $(if $(SEED),--seed $(SEED))
+
+# Faults planted in a copy of the source, one at a time, each to be found by a test. T=text narrows it.
+mutants:
+	$(Q)$(PYTHON) tests/mutants/mutants.py --make '$(MAKE)' $(if $(T),--only '$(T)')
+
 # Everything again, slower. A report of the daemon fails the test that ran it.
 asan tsan:
 	$(Q)$(MAKE) FLAVOUR=$@ check
@@ -221,4 +231,4 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | bench K=name | asan | tsan | soak | lint | format | install | dist | clean'
+	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | conformance | mutants T=text | bench K=name | asan | tsan | soak | lint | format | install | dist | clean'

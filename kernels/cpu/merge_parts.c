@@ -42,21 +42,23 @@ static void merge_row(const ker_merge_problem *p, int64_t token, uint32_t head, 
         if (m != m)
             break;
     }
+    for (uint32_t i = 0; i < p->n_parts; i++) {
+        read_weight(&p->parts[i], token, head, &m, &l);
+        sum += l == 0 ? 0 : l * expf(m - top);
+    }
     memset(acc, 0, p->width * sizeof *acc);
     for (uint32_t i = 0; i < p->n_parts; i++) {
         const ker_rows *out = &p->parts[i].out;
         read_weight(&p->parts[i], token, head, &m, &l);
         if (l == 0)
             continue;
-        float w = l * expf(m - top);
-        sum += w;
+        /* Divided here, where it is 1 to the bit when no other part saw a key. */
+        float w = (float)(l * expf(m - top) / sum);
         cpu_row_load(out->dtype, out->base + token * out->token_stride + head * out->head_stride,
                      p->width, row);
         for (uint32_t d = 0; d < p->width; d++)
             acc[d] += w * row[d];
     }
-    for (uint32_t d = 0; d < p->width; d++)
-        acc[d] = sum == 0 ? 0 : acc[d] / (float)sum;
     cpu_row_store(p->out.dtype, acc, p->width,
                   p->out.base + token * p->out.token_stride + head * p->out.head_stride);
     float lse = sum == 0 ? -INFINITY : (float)(top + log(sum));

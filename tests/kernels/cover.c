@@ -95,6 +95,7 @@ static size_t fill(search *s, int *row)
     start_with(s, row);
     for (int i = 0; i < c->n_factors; i++) {
         int j = (int)any_below(s, (uint32_t)i + 1);
+        order[i] = i;
         order[i] = order[j];
         order[j] = i;
     }

@@ -136,7 +136,7 @@ static void lay_out_rows(const rig *x, ker_rows *rows, attnd_dtype dtype, uint32
         bytes = x->n_tokens * rows->token_stride;
     }
     rows->dtype = dtype;
-    rows->base = (char *)*at;
+    rows->base = (char *)(uintptr_t)*at;
     *at = (*at + (size_t)bytes + RIG_EDGE + 63) / 64 * 64;
 }
 
