@@ -281,14 +281,11 @@ static void signal_forward(keeper *k, int sig)
         srv_log(SRV_INFO, "stopping  signal=SIG%s", sigabbrev_np(sig));
     } else if (!k->ready) {
         /* No handler yet: it would end the engine, which reads its config at start anyway. */
+        if (sig == SIGHUP && k->n_crashes)
+            srv_notify_reloading();
         return;
     }
-    if (sig == SIGHUP)
-        srv_notify("RELOADING=1");
     kill(k->engine, sig);
-    /* The engine reads its config between two events: nothing to wait for. */
-    if (sig == SIGHUP)
-        srv_notify("READY=1");
 }
 
 /* One signal from the signalfd; as engine_ended. */
@@ -303,6 +300,22 @@ static int signal_take(keeper *k)
     return NO_END;
 }
 
+/* What the engine says of itself goes on to the service manager, which listens to this process. */
+static void hear(void *arg, srv_news news)
+{
+    keeper *k = arg;
+    if (news == SRV_NEWS_READY) {
+        k->ready = true;
+        srv_notify("READY=1\nSTATUS=serves");
+        srv_log(SRV_INFO, "engine ready  pid=%ld after_ms=%llu", (long)k->engine,
+                (unsigned long long)(now_ms() - k->started_ms));
+    } else if (news == SRV_NEWS_RELOADING) {
+        srv_notify_reloading();
+    } else {
+        srv_notify("READY=1");
+    }
+}
+
 static int keeper_loop(keeper *k)
 {
     if (!engine_start(k))
@@ -314,14 +327,8 @@ static int keeper_loop(keeper *k)
             srv_log(SRV_ERROR, "keeper failed  error=\"poll: %s\"", strerror(errno));
             return EX_OSERR;
         }
-        bool was_ready = k->ready;
-        if (polls[1].revents && !srv_shelf_answer(k->shelf, k->socket, &k->ready))
+        if (polls[1].revents && !srv_shelf_answer(k->shelf, k->socket, hear, k))
             socket_close(k);
-        if (k->ready && !was_ready) {
-            srv_notify("READY=1\nSTATUS=serves");
-            srv_log(SRV_INFO, "engine ready  pid=%ld after_ms=%llu", (long)k->engine,
-                    (unsigned long long)(now_ms() - k->started_ms));
-        }
         int end = polls[0].revents ? signal_take(k) : NO_END;
         if (end != NO_END)
             return end;

@@ -309,7 +309,7 @@ static attnd_status open_parts(parts *p, cfg *c, const options *o, sources *from
     path_in(path, dir, "data");
     TRY(srv_receive_listen(p->receive, path, err));
     TRY(open_http(p, c, err));
-    return p->store ? srv_store_ready(p->store, err) : ATTND_OK;
+    return p->store ? srv_store_tell(p->store, SRV_NEWS_READY, err) : ATTND_OK;
 }
 
 /* In reverse; every part may be missing. */

@@ -6,4 +6,8 @@
  * that cannot be told is not waited for. */
 void srv_notify(const char *state);
 
+/* "RELOADING=1" with the time, which tells the manager which of its requests it answers; READY=1
+ * follows when what was read is in force. */
+void srv_notify_reloading(void);
+
 #endif

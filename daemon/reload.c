@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "daemon/log.h"
+#include "daemon/notify.h"
+#include "daemon/store.h"
 
 /* What the engine thread is told. */
 typedef struct news {
@@ -13,12 +15,25 @@ typedef struct news {
     cfg next;
 } news;
 
+/* Under a keeper it is the keeper that the service manager listens to. */
+static void announce(const srv_engine *engine, srv_news what)
+{
+    attnd_err err;
+    if (!engine->store && what == SRV_NEWS_RELOADING)
+        srv_notify_reloading();
+    else if (!engine->store)
+        srv_notify("READY=1");
+    else if (srv_store_tell(engine->store, what, &err) != ATTND_OK)
+        srv_log(SRV_WARN, "service manager not told  why=\"%s\"", err.text);
+}
+
 /* On the engine thread, the only one that reads the live keys of its own copy. */
 static void take_live(srv_engine *engine, srv_event *event)
 {
     news *n = (news *)((char *)event - offsetof(news, event));
     cfg_take_live(&engine->own, &n->next);
     free(n);
+    announce(engine, SRV_NEWS_RELOADED);
 }
 
 static void tell(const char *key, const char *was, const char *now, srv_change_fn *each, void *arg)
@@ -47,12 +62,14 @@ static size_t tell_changes(const cfg *before, const cfg *next, srv_change_fn *ea
 
 attnd_status srv_reload_run(srv_reload *reload, srv_change_fn *each, void *arg, attnd_err *err)
 {
+    announce(reload->engine, SRV_NEWS_RELOADING);
     news *n = calloc(1, sizeof *n);
     attnd_status status = n ? reload->read(reload->arg, &n->next, err)
                             : attnd_fail(err, ATTND_NO_ROOM, "config: no memory to read it");
     if (status != ATTND_OK) {
         srv_log(SRV_WARN, "config not reloaded  why=\"%s\"", err->text);
         free(n);
+        announce(reload->engine, SRV_NEWS_RELOADED);
         return status;
     }
     cfg before = *reload->config;

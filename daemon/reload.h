@@ -2,7 +2,8 @@
  *
  * File, environment and flags are read as at the start. A refusal changes nothing. The live keys of
  * what was read are then in force: the log's at once, the engine's as soon as its thread has taken
- * the event; all other keys stay as they are until the next start.
+ * the event; all other keys stay as they are until the next start. The service manager is told
+ * before anything is read, and again when all of it is in force or nothing is.
  */
 #ifndef ATTND_DAEMON_RELOAD_H
 #define ATTND_DAEMON_RELOAD_H

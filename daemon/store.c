@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,13 +18,13 @@
 
 enum { MAX_KEPT = 4096, ANSWER_TIMEOUT_S = 5 };
 
-typedef enum store_verb { VERB_PUT = 1, VERB_DROP, VERB_GET, VERB_READY } store_verb;
+typedef enum store_verb { VERB_PUT = 1, VERB_DROP, VERB_GET, VERB_TELL } store_verb;
 
 /* Both ends are one executable: no byte order, no version. */
 typedef struct ask_packet {
     uint32_t number; /* the answer repeats it: a late answer is told from the wanted one */
     uint32_t verb;
-    uint32_t place; /* GET: 0 .. count-1 */
+    uint32_t place; /* GET: 0 .. count-1; TELL: srv_news */
     char name[SRV_STORE_NAME];
 } ask_packet;
 
@@ -92,7 +93,8 @@ static ssize_t packet_receive(int socket, void *packet, size_t bytes, int *fd)
 
 struct srv_store {
     int socket;
-    uint32_t number; /* of the last packet asked */
+    uint32_t number;      /* of the last packet asked */
+    pthread_mutex_t lock; /* held from a packet to its answer; no other lock is taken under it */
 };
 
 attnd_status srv_store_open(srv_store **out, int socket, attnd_err *err)
@@ -112,6 +114,7 @@ attnd_status srv_store_open(srv_store **out, int socket, attnd_err *err)
     if (!store)
         return attnd_fail(err, ATTND_NO_ROOM, "store = %zu bytes: no memory", sizeof *store);
     store->socket = socket;
+    pthread_mutex_init(&store->lock, NULL);
     *out = store;
     return ATTND_OK;
 }
@@ -121,12 +124,13 @@ void srv_store_close(srv_store *store)
     if (!store)
         return;
     close(store->socket);
+    pthread_mutex_destroy(&store->lock);
     free(store);
 }
 
-/* One packet there, one back. fd goes along unless -1; *got_fd is the caller's, -1: none came. */
-static attnd_status store_ask(srv_store *store, ask_packet *ask, int fd, answer_packet *answer,
-                              int *got_fd, attnd_err *err)
+/* The lock is held. */
+static attnd_status exchange(srv_store *store, ask_packet *ask, int fd, answer_packet *answer,
+                             int *got_fd, attnd_err *err)
 {
     ask->number = ++store->number;
     if (!packet_send(store->socket, ask, sizeof *ask, fd))
@@ -147,6 +151,16 @@ static attnd_status store_ask(srv_store *store, ask_packet *ask, int fd, answer_
         if (*got_fd >= 0)
             close(*got_fd);
     }
+}
+
+/* One packet there, one back. fd goes along unless -1; *got_fd is the caller's, -1: none came. */
+static attnd_status store_ask(srv_store *store, ask_packet *ask, int fd, answer_packet *answer,
+                              int *got_fd, attnd_err *err)
+{
+    pthread_mutex_lock(&store->lock);
+    attnd_status status = exchange(store, ask, fd, answer, got_fd, err);
+    pthread_mutex_unlock(&store->lock);
+    return status;
 }
 
 static attnd_status store_ask_by_name(srv_store *store, store_verb verb, const char *name, int fd,
@@ -203,9 +217,9 @@ attnd_status srv_store_get_all(srv_store *store, void (*each)(void *arg, const c
     return ATTND_OK;
 }
 
-attnd_status srv_store_ready(srv_store *store, attnd_err *err)
+attnd_status srv_store_tell(srv_store *store, srv_news news, attnd_err *err)
 {
-    ask_packet ask = {.verb = VERB_READY};
+    ask_packet ask = {.verb = VERB_TELL, .place = (uint32_t)news};
     answer_packet answer;
     int fd;
     TRY(store_ask(store, &ask, -1, &answer, &fd, err));
@@ -292,7 +306,8 @@ static void shelf_drop(srv_shelf *shelf, const char *name)
     memmove(&shelf->items[i], &shelf->items[i + 1], (shelf->count - i) * sizeof(kept));
 }
 
-bool srv_shelf_answer(srv_shelf *shelf, int socket, bool *ready)
+bool srv_shelf_answer(srv_shelf *shelf, int socket, void (*hear)(void *arg, srv_news news),
+                      void *arg)
 {
     ask_packet ask;
     int fd;
@@ -313,8 +328,8 @@ bool srv_shelf_answer(srv_shelf *shelf, int socket, bool *ready)
     } else if (ask.verb == VERB_GET && ask.place < shelf->count) {
         back = shelf->items[ask.place].fd;
         memcpy(answer.name, shelf->items[ask.place].name, SRV_STORE_NAME);
-    } else if (ask.verb == VERB_READY) {
-        *ready = true;
+    } else if (ask.verb == VERB_TELL) {
+        hear(arg, (srv_news)ask.place);
     }
     if (fd >= 0)
         close(fd);

@@ -13,7 +13,14 @@
 
 enum { SRV_STORE_NAME = 96 };
 
-/* ---- The engine's side. One thread at a time. ---- */
+/* What the engine tells the keeper. */
+typedef enum srv_news {
+    SRV_NEWS_READY,     /* its sockets listen */
+    SRV_NEWS_RELOADING, /* it is about to read its config again */
+    SRV_NEWS_RELOADED,  /* what it read is in force, or was refused */
+} srv_news;
+
+/* ---- The engine's side. From any thread; one exchange at a time. ---- */
 
 typedef struct srv_store srv_store;
 
@@ -33,8 +40,8 @@ attnd_status srv_store_drop(srv_store *store, const char *name, attnd_err *err);
 attnd_status srv_store_get_all(srv_store *store, void (*each)(void *arg, const char *name, int fd),
                                void *arg, attnd_err *err);
 
-/* Tells the keeper that sockets listen. */
-attnd_status srv_store_ready(srv_store *store, attnd_err *err);
+/* Returns when the keeper has heard it. Refuses UNREACHABLE. */
+attnd_status srv_store_tell(srv_store *store, srv_news news, attnd_err *err);
 
 /* ---- The keeper's side. ---- */
 
@@ -47,8 +54,9 @@ void srv_shelf_close(srv_shelf *shelf);
 void srv_shelf_clear(srv_shelf *shelf);
 size_t srv_shelf_count(const srv_shelf *shelf);
 
-/* Answers one packet of the engine's; false at end of file. *ready is set when the packet said so.
- */
-bool srv_shelf_answer(srv_shelf *shelf, int socket, bool *ready);
+/* Answers one packet of the engine's; false at end of file. hear is called for news, before the
+ * engine has its answer. */
+bool srv_shelf_answer(srv_shelf *shelf, int socket, void (*hear)(void *arg, srv_news news),
+                      void *arg);
 
 #endif

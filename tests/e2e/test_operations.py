@@ -437,6 +437,16 @@ class Manager:
     def hear(self):
         return self.socket.recv(4096).decode().split("\n")
 
+    def hear_reload(self, ask):
+        """What one reload says, from its beginning, which is after ask() is called, to its end."""
+        before = time.monotonic_ns() // 1000
+        ask()
+        begins, at = self.hear()
+        tap.equal(begins, "RELOADING=1")
+        assert re.fullmatch(r"MONOTONIC_USEC=\d+", at), at
+        assert before <= int(at.split("=")[1]) <= time.monotonic_ns() // 1000
+        tap.equal(self.hear(), ["READY=1"])
+
     def __enter__(self):
         return self
 
@@ -451,9 +461,8 @@ def the_keeper_tells_the_service_manager_how_things_stand():
     for abstract in (False, True):
         with Manager(abstract) as manager, Daemon(keeper=True) as daemon:
             tap.equal(manager.hear(), ["READY=1", "STATUS=serves"])
-            daemon.process.send_signal(signal.SIGHUP)
-            tap.equal(manager.hear(), ["RELOADING=1"])
-            tap.equal(manager.hear(), ["READY=1"])
+            manager.hear_reload(lambda: daemon.process.send_signal(signal.SIGHUP))
+            manager.hear_reload(lambda: daemon.rpc("config.reload"))
             os.kill(daemon.rpc("server.info")["pid"], signal.SIGKILL)
             tap.equal(manager.hear(), ["STATUS=the engine died and is started again"])
             tap.equal(manager.hear(), ["READY=1", "STATUS=serves"])
@@ -465,8 +474,37 @@ def the_keeper_tells_the_service_manager_how_things_stand():
 def an_engine_alone_tells_it_itself():
     with Manager(False) as manager, Daemon() as daemon:
         tap.equal(manager.hear(), ["READY=1", "STATUS=serves"])
+        manager.hear_reload(lambda: daemon.process.send_signal(signal.SIGHUP))
+        manager.hear_reload(lambda: daemon.rpc("config.reload"))
         tap.equal(daemon.stop(), 0)
         tap.equal(manager.hear(), ["STOPPING=1"])
+
+
+@tap.test
+def the_service_manager_hears_of_a_reload_before_it_and_after_it():
+    for keeper in (False, True):
+        with (
+            Manager(False) as manager,
+            Config() as config,
+            Daemon("--config", config.path, keeper=keeper) as daemon,
+        ):
+            tap.equal(manager.hear(), ["READY=1", "STATUS=serves"])
+            # Whoever opens the file waits for what is written into it.
+            os.remove(config.path)
+            os.mkfifo(config.path)
+            daemon.process.send_signal(signal.SIGHUP)
+            tap.equal(manager.hear()[0], "RELOADING=1")
+            manager.socket.settimeout(0.3)
+            tap.raises(socket.timeout, manager.hear)
+            manager.socket.settimeout(20)
+            config.write_text('{"log": {"slow": "6s"}}')
+            tap.equal(manager.hear(), ["READY=1"])
+            tap.equal(value(daemon, "log.slow"), "6s")
+            # One that is refused ends too.
+            os.remove(config.path)
+            config.write_text("nonsense")
+            manager.hear_reload(lambda: daemon.process.send_signal(signal.SIGHUP))
+            tap.equal(daemon.stop(), 0)
 
 
 @tap.test

@@ -87,7 +87,7 @@ static int engine_main(const char *role, const char *dir, int socket)
         signal(SIGTERM, SIG_IGN);
     int fd = memfd_create("kept", MFD_CLOEXEC);
     if (srv_store_put(store, "pool", fd, &err) != ATTND_OK ||
-        srv_store_ready(store, &err) != ATTND_OK)
+        srv_store_tell(store, SRV_NEWS_READY, &err) != ATTND_OK)
         return 97;
     note(dir, "ready %d\n", 1);
     if (sscanf(role, "ready:%d", &n) == 1)

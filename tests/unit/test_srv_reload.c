@@ -7,7 +7,12 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "daemon/log.h"
 #include "daemon/reload.h"
@@ -131,6 +136,58 @@ static void a_config_that_is_refused_changes_nothing(void **state)
     assert_int_equal(run_events(), 0);
 }
 
+/* ---- What the service manager hears ---- */
+
+static int manager; /* its socket */
+
+/* What it has heard since it was asked last: "RELOADING" or "READY" each, "" for nothing. */
+static const char *heard(void)
+{
+    static char all[256];
+    char text[128];
+    size_t n = 0;
+    all[0] = '\0';
+    for (ssize_t got; (got = recv(manager, text, sizeof text - 1, MSG_DONTWAIT)) > 0;) {
+        text[got] = '\0';
+        n += (size_t)snprintf(all + n, sizeof all - n, "%s ", text);
+    }
+    /* The time is checked where it is heard by a process. */
+    char *at = strstr(all, "\nMONOTONIC_USEC=");
+    if (at)
+        *at = '\0';
+    return all;
+}
+
+static attnd_status read_while_heard(void *arg, cfg *out, attnd_err *err)
+{
+    assert_string_equal(heard(), "RELOADING=1");
+    return read_again(arg, out, err);
+}
+
+static void the_manager_hears_of_it_before_it_is_read_and_after_it_is_in_force(void **state)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    attnd_err err;
+    snprintf(at.sun_path, sizeof at.sun_path, "/tmp/attnd-notify-%d", (int)getpid());
+    manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    unlink(at.sun_path);
+    assert_int_equal(bind(manager, (struct sockaddr *)&at, sizeof at), 0);
+    setenv("NOTIFY_SOCKET", at.sun_path, 1);
+    f.reload.read = read_while_heard;
+    f.file.log_slow = 5;
+    assert_int_equal(srv_reload_run(&f.reload, tell, &f, &err), ATTND_OK);
+    assert_string_equal(heard(), "");
+    assert_int_equal(run_events(), 1);
+    assert_int_equal(f.engine.own.log_slow, 5);
+    assert_string_equal(heard(), "READY=1 ");
+    f.is_broken = true;
+    assert_int_equal(srv_reload_run(&f.reload, tell, &f, &err), ATTND_INVALID_ARGUMENT);
+    assert_string_equal(heard(), "READY=1 ");
+    unsetenv("NOTIFY_SOCKET");
+    unlink(at.sun_path);
+    close(manager);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -141,6 +198,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_level_that_a_method_set_gives_way_to_the_files, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_config_that_is_refused_changes_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(
+            the_manager_hears_of_it_before_it_is_read_and_after_it_is_in_force, setup, teardown),
     };
     return cmocka_run_group_tests_name("srv_reload", tests, NULL, NULL);
 }

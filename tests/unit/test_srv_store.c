@@ -23,14 +23,20 @@ typedef struct fixture {
     srv_store *store; /* the engine's end */
     srv_shelf *shelf; /* the keeper's, owned by its thread but when the engine waits for nothing */
     int socket;       /* the keeper's end */
-    bool ready;
+    int heard[SRV_NEWS_RELOADED + 1];
     pthread_t keeper;
 } fixture;
+
+static void hear(void *arg, srv_news news)
+{
+    fixture *f = arg;
+    f->heard[news]++;
+}
 
 static void *keeper_thread(void *arg)
 {
     fixture *f = arg;
-    while (srv_shelf_answer(f->shelf, f->socket, &f->ready))
+    while (srv_shelf_answer(f->shelf, f->socket, hear, f))
         ;
     return NULL;
 }
@@ -146,13 +152,44 @@ static void a_dropped_name_is_gone_and_an_unknown_one_is_no_error(void **state)
     assert_string_equal(got.text[1], "c");
 }
 
-static void ready_reaches_the_keeper(void **state)
+static void news_have_reached_the_keeper_when_they_are_told(void **state)
 {
     fixture *f = *state;
     attnd_err err;
-    assert_false(f->ready);
-    assert_int_equal(srv_store_ready(f->store, &err), ATTND_OK);
-    assert_true(f->ready);
+    for (int news = SRV_NEWS_READY; news <= SRV_NEWS_RELOADED; news++) {
+        assert_int_equal(f->heard[news], 0);
+        assert_int_equal(srv_store_tell(f->store, (srv_news)news, &err), ATTND_OK);
+        assert_int_equal(f->heard[news], 1);
+    }
+}
+
+static void *tell_often(void *arg)
+{
+    fixture *f = arg;
+    attnd_err err;
+    for (int i = 0; i < 500; i++)
+        if (srv_store_tell(f->store, SRV_NEWS_RELOADED, &err) != ATTND_OK)
+            return f;
+    return NULL;
+}
+
+/* One thread tells while another one puts: each gets its own answers. */
+static void two_threads_share_it(void **state)
+{
+    fixture *f = *state;
+    attnd_err err;
+    pthread_t teller;
+    void *failed;
+    assert_int_equal(pthread_create(&teller, NULL, tell_often, f), 0);
+    for (int i = 0; i < 500; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "n%d", i % 8);
+        assert_int_equal(srv_store_put(f->store, name, 0, &err), ATTND_OK);
+    }
+    pthread_join(teller, &failed);
+    assert_null(failed);
+    assert_int_equal(f->heard[SRV_NEWS_RELOADED], 500);
+    assert_int_equal(srv_shelf_count(f->shelf), 8);
 }
 
 static void a_name_that_does_not_fit_is_refused_and_nothing_is_kept(void **state)
@@ -242,7 +279,7 @@ static void a_keeper_that_is_gone_is_said_so(void **state)
     assert_int_equal(srv_store_put(store, "a", 0, &err), ATTND_UNAVAILABLE);
     assert_int_equal(err.reason, ATTND_UNREACHABLE);
     assert_string_equal(err.text, "keeper = gone: its socket was closed");
-    assert_int_equal(srv_store_ready(store, &err), ATTND_UNAVAILABLE);
+    assert_int_equal(srv_store_tell(store, SRV_NEWS_READY, &err), ATTND_UNAVAILABLE);
     assert_int_equal(srv_store_drop(store, "a", &err), ATTND_UNAVAILABLE);
     assert_int_equal(srv_store_get_all(store, remember, &(found){0}, &err), ATTND_UNAVAILABLE);
     srv_store_close(store);
@@ -269,15 +306,15 @@ static void a_packet_of_another_size_ends_the_conversation(void **state)
     int pair[2];
     attnd_err err;
     srv_shelf *shelf;
-    bool ready = false;
+    fixture f = {.store = NULL};
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
     assert_int_equal(srv_shelf_open(&shelf, &err), ATTND_OK);
     assert_int_equal(send(pair[0], "junk", 4, 0), 4);
-    assert_false(srv_shelf_answer(shelf, pair[1], &ready));
-    assert_false(ready);
+    assert_false(srv_shelf_answer(shelf, pair[1], hear, &f));
+    assert_int_equal(f.heard[SRV_NEWS_READY], 0);
     assert_int_equal(srv_shelf_count(shelf), 0);
     close(pair[0]);
-    assert_false(srv_shelf_answer(shelf, pair[1], &ready));
+    assert_false(srv_shelf_answer(shelf, pair[1], hear, &f));
     close(pair[1]);
     srv_shelf_close(shelf);
     srv_shelf_close(NULL);
@@ -293,7 +330,8 @@ int main(void)
         PAIRED(an_empty_store_gives_nothing),
         PAIRED(a_put_of_a_known_name_replaces_it),
         PAIRED(a_dropped_name_is_gone_and_an_unknown_one_is_no_error),
-        PAIRED(ready_reaches_the_keeper),
+        PAIRED(news_have_reached_the_keeper_when_they_are_told),
+        PAIRED(two_threads_share_it),
         PAIRED(a_name_that_does_not_fit_is_refused_and_nothing_is_kept),
         PAIRED(a_full_store_refuses_and_keeps_what_it_has),
         PAIRED(no_descriptor_leaks),
