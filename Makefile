@@ -1,6 +1,6 @@
 # attnd: every target. `make demo` and `make test` are all a newcomer needs; V=1 shows the commands.
 #
-# FLAVOUR=release|asan|tsan builds side by side in build/<flavour>/.
+# FLAVOUR=release|asan|tsan|fuzz builds side by side in build/<flavour>/.
 
 VERSION   := 0.1.0
 FLAVOUR   ?= release
@@ -17,7 +17,7 @@ say        = $(if $(V),,@printf '  %-8s %s\n' '$(1)' '$(2)')
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all deps run demo test check conformance mutants bench asan tsan soak format lint install dist clean help
+.PHONY: all deps run demo test check conformance mutants bench asan tsan fuzz fuzzers soak format lint install dist clean help
 .DEFAULT_GOAL := all
 
 # ---- Flags -----------------------------------------------------------------------------------------
@@ -35,6 +35,9 @@ else ifeq ($(FLAVOUR),tsan)
 # gcc serves: the CPU device has threads of its own, no OpenMP whose runtime would show false races.
 export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp $(TSAN_OPTIONS)
 FLAVOURFLAGS := -fsanitize=thread -DATTND_NO_CLONES
+else ifeq ($(FLAVOUR),fuzz)
+CC           := clang
+FLAVOURFLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -Wno-error
 endif
 KERNEL_OPT ?= -O3
 LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm
@@ -64,12 +67,16 @@ SUP_C   := $(wildcard tests/support/*.c) $(filter-out tests/kernels/test_%,$(wil
 TESTS_C := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/e2e/test_*.c)
 TESTS_S := $(wildcard tests/unit/test_*.py tests/unit/test_*.sh tests/e2e/test_*.py tests/e2e/test_*.sh)
 BENCH_C := $(wildcard tests/bench/*.c)
+FUZZ_C  := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_O   = $(call obj,$(filter-out $(FUZZ_C) tests/fuzz/replay.c,$(wildcard tests/fuzz/*.c)))
 PY      := $(wildcard proto/python/attnd/*.py)
 
 LIB      = $(B)/obj/lib$(1).a
 LIBS_OUR = $(call LIB,srv) $(call LIB,cli) $(call LIB,cfg) $(call LIB,kv) $(call LIB,ker) \
            $(call LIB,msg) $(call LIB,ora) $(call LIB,sup)
 TESTS    := $(patsubst tests/%.c,$(B)/tests/%,$(TESTS_C))
+REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(B)/tests/fuzz/replay_%,$(FUZZ_C))
+FUZZERS  := $(patsubst tests/fuzz/%.c,$(B)/bin/%,$(FUZZ_C))
 BENCHES  := $(patsubst tests/bench/%.c,$(B)/bench/%,$(BENCH_C))
 BINS     := $(B)/bin/attnd $(B)/bin/attnctl
 CLIENT   := $(B)/lib/libattnd.a $(B)/lib/libattnd.so.0 $(B)/include/attnd.h
@@ -171,6 +178,16 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lcmocka $(LIBS_CLI) $(LIBS_SRV)
 
+# A fuzz target's own device comes before the archive that has the real one.
+link_fuzz = $(link) $(filter %.o,$^) -Wl,--start-group $(LIBS_OUR) -Wl,--end-group $(LIBS_CLI) $(LIBS_SRV)
+$(REPLAYS): $(B)/tests/fuzz/replay_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(FUZZ_O) $(LIBS_OUR)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link_fuzz)
+
+$(FUZZERS): $(B)/bin/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(FUZZ_O) $(LIBS_OUR)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link_fuzz) -fsanitize=fuzzer
+
 $(B)/bench/%: $(B)/obj/tests/bench/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lnng $(LIBS_CLI) $(LIBS_SRV)
@@ -191,8 +208,8 @@ demo: all
 
 # T=name narrows it: make check T=kv_pool
 test: check
-check: all $(TESTS) $(BENCHES)
-	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(TESTS_S)
+check: all $(TESTS) $(REPLAYS) $(BENCHES)
+	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(REPLAYS) $(TESTS_S)
 
 # Every row of kernels.def on more problems than `test` has time for, and the table of its worst errors.
 # ARRAYS=12 covering arrays; SEED= moves on to others.
@@ -206,6 +223,15 @@ mutants:
 # Everything again, slower. A report of the daemon fails the test that ran it.
 asan tsan:
 	$(Q)$(MAKE) FLAVOUR=$@ check
+
+# Every fuzz target for SECONDS=60, from its corpus; new finds in build/fuzz/<target>. T=name: one of
+# them, or fields: every field of every request through the wire. Needs clang.
+fuzz: all
+	$(Q)scripts/deps.sh clang libclang-rt-dev
+	$(Q)$(MAKE) FLAVOUR=fuzz fuzzers
+	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' PYTHON=$(PYTHON) tests/fuzz/run.sh '$(or $(SECONDS),60)' $(T)
+
+fuzzers: $(FUZZERS)
 
 # The long counts of what `test` runs short: an hour or so. T=name narrows it.
 soak: all $(BENCHES)
@@ -231,4 +257,4 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | conformance | mutants T=text | bench K=name | asan | tsan | soak | lint | format | install | dist | clean'
+	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | conformance | mutants T=text | bench K=name | asan | tsan | fuzz T=name | soak | lint | format | install | dist | clean'

@@ -154,26 +154,30 @@ static void stop(srv_engine *engine, srv_event *event)
     engine->is_stopping = true;
 }
 
+void srv_engine_turn(srv_engine *engine, bool waits)
+{
+    uint64_t turn_ns = srv_road_next_deadline(engine);
+    if (!turn_ns || (engine->lingers_ns && engine->lingers_ns < turn_ns))
+        turn_ns = engine->lingers_ns;
+    srv_event *event = srv_queue_take(&engine->queue, waits ? turn_ns : SRV_QUEUE_NOW);
+    while (event) {
+        srv_event *next = event->next; /* run may post the event again */
+        event->run(engine, event);
+        event = next;
+    }
+    if (turn_ns && srv_now_ns() >= turn_ns) {
+        srv_sessions_expire(engine);
+        engine->has_news = true;
+    }
+    srv_road_look_again(engine);
+}
+
 static void *run(void *arg)
 {
     srv_engine *engine = arg;
     pthread_setname_np(pthread_self(), "engine");
-    while (!engine->is_stopping) {
-        uint64_t turn_ns = srv_road_next_deadline(engine);
-        if (!turn_ns || (engine->lingers_ns && engine->lingers_ns < turn_ns))
-            turn_ns = engine->lingers_ns;
-        srv_event *event = srv_queue_take(&engine->queue, turn_ns);
-        while (event) {
-            srv_event *next = event->next; /* run may post the event again */
-            event->run(engine, event);
-            event = next;
-        }
-        if (turn_ns && srv_now_ns() >= turn_ns) {
-            srv_sessions_expire(engine);
-            engine->has_news = true;
-        }
-        srv_road_look_again(engine);
-    }
+    while (!engine->is_stopping)
+        srv_engine_turn(engine, true);
     srv_session *session, *next;
     HASH_ITER(hh, engine->sessions, session, next)
     {
@@ -182,7 +186,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-attnd_status srv_engine_start(srv_engine *engine, attnd_err *err)
+void srv_engine_init(srv_engine *engine)
 {
     const cfg *c = engine->config;
     ker_device_describe(engine->device, &engine->device_info);
@@ -197,6 +201,11 @@ attnd_status srv_engine_start(srv_engine *engine, attnd_err *err)
         .default_timeout_ms = (uint32_t)c->data_default_timeout,
     };
     srv_queue_init(&engine->queue);
+}
+
+attnd_status srv_engine_start(srv_engine *engine, attnd_err *err)
+{
+    srv_engine_init(engine);
     if (pthread_create(&engine->thread, NULL, run, engine)) {
         srv_queue_fini(&engine->queue);
         return attnd_fail(err, ATTND_NO_ROOM, "engine: no thread");

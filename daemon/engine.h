@@ -49,6 +49,17 @@ struct srv_engine {
     srv_event drain_event, stop_event;
 };
 
+/* ---- What the thread is made of; tests are the thread themselves. ---- */
+
+/* Fills limits, device_info and the queue from config and device. */
+void srv_engine_init(srv_engine *engine);
+
+/* Runs the events that are there, and what they let go on or end. waits: for the first one, at most
+ * until somebody's time is up. */
+void srv_engine_turn(srv_engine *engine, bool waits);
+
+/* ---- */
+
 /* Fills *engine and starts the thread. Borrows everything until srv_engine_stop. Refuses NO_ROOM.
  */
 attnd_status srv_engine_start(srv_engine *engine, attnd_err *err);

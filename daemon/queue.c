@@ -36,7 +36,7 @@ srv_event *srv_queue_take(srv_queue *queue, uint64_t deadline_ns)
     struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
                              .tv_nsec = (long)(deadline_ns % 1000000000u)};
     pthread_mutex_lock(&queue->lock);
-    while (!queue->first) {
+    while (!queue->first && deadline_ns != SRV_QUEUE_NOW) {
         if (!deadline_ns)
             pthread_cond_wait(&queue->filled, &queue->lock);
         else if (pthread_cond_timedwait(&queue->filled, &queue->lock, &until))

@@ -30,8 +30,11 @@ void srv_queue_fini(srv_queue *queue);
 /* From any thread. An event is in the queue at most once. */
 void srv_queue_post(srv_queue *queue, srv_event *event);
 
+/* A deadline that has passed. */
+enum { SRV_QUEUE_NOW = 1 };
+
 /* Takes all that is there, in order, as a list; waits while there is nothing, at most until
- * CLOCK_MONOTONIC deadline_ns (0: for ever). NULL at the deadline. */
+ * CLOCK_MONOTONIC deadline_ns (0: for ever; SRV_QUEUE_NOW: not at all). NULL at the deadline. */
 srv_event *srv_queue_take(srv_queue *queue, uint64_t deadline_ns);
 
 #endif

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building, testing and the demo need, and nothing that is there already. Debian 12; the
-# names are the same on Ubuntu 24.04. As root, or with sudo.
+# names are the same on Ubuntu 24.04. As root, or with sudo. Packages named as arguments are wanted too:
+# those that few targets need.
 set -euo pipefail
 
 packages=(
@@ -9,6 +10,7 @@ packages=(
     libcmocka-dev uthash-dev libmicrohttpd-dev scdoc
     python3 python3-numpy python3-protobuf
     socat jq
+    "$@"
 )
 
 missing=()

@@ -1,0 +1,20 @@
+/* loop_end.h: what loop.h put before the kernel's own is gone. */
+#undef recv
+#undef send
+#undef sendmsg
+#undef close
+#undef shutdown
+#undef getsockopt
+#undef fcntl
+#undef accept4
+#undef pthread_create
+#undef uv_poll_init
+#undef uv_poll_start
+#undef uv_poll_stop
+#undef uv_is_closing
+#undef uv_close
+#undef uv_async_init
+#undef uv_async_send
+#undef uv_timer_init
+#undef uv_timer_start
+#undef uv_loop_init
