@@ -168,7 +168,14 @@ attnd_status srv_call_add(srv_request *request, const srv_plan *plan, uint32_t l
         TRY(srv_call_has_keys(call, &plan->model->layers[layer].shape, &has_keys, err));
     else
         has_keys = false; /* srv_version_problem refuses the layer */
-    TRY(srv_version_problem(plan, request->version, layer, has_keys, &shape, err));
+    if (srv_version_problem(plan, request->version, layer, has_keys, &shape, err) != ATTND_OK) {
+        bool is_about_keys = layer < plan->model->n_layers && has_keys &&
+                             request->version->append_err[plan->model->layers[layer].group];
+        if (is_about_keys && request->version->number) /* it names a field of an earlier request */
+            attnd_err_prefix(err, "%s = given: over this plan nothing can be appended, ",
+                             call->k.given ? "k" : "q");
+        return err->status;
+    }
     if (shape.append.slots && !has_keys)
         shape.append.slots = NULL;
     return srv_call_add_problem(request, &shape, call, err);

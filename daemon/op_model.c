@@ -1,4 +1,5 @@
 /* op_model.c: OpenModel, CloseModel: layer specs and the pools that hold their keys and values. */
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -136,12 +137,13 @@ attnd_status srv_check_open_model(srv_engine *engine, srv_request *request, attn
             attnd_err_prefix(err, "spec.groups[%zu].", g);
             return err->status;
         }
-    uint64_t n_layers = 0, most = (uint64_t)engine->config->limits_max_layers;
+    uint64_t n_layers = 0, most = (uint64_t)engine->config->limits_max_layers, named = 0;
     for (size_t l = 0; l < spec->n_layers; l++) {
         if (check_layer(engine, spec, &spec->layers[l], err) != ATTND_OK) {
             attnd_err_prefix(err, "spec.layers[%zu].", l);
             return err->status;
         }
+        named |= UINT64_C(1) << spec->layers[l].group;
         n_layers += count_of(&spec->layers[l]);
         if (n_layers > most)
             return attnd_fail(err, ATTND_TOO_LARGE,
@@ -149,6 +151,11 @@ attnd_status srv_check_open_model(srv_engine *engine, srv_request *request, attn
                               " layers (limits.max_layers)",
                               l, spec->layers[l].count, most);
     }
+    static_assert(SRV_MAX_GROUPS <= 64, "a bit of named each");
+    for (size_t g = 0; g < spec->n_groups; g++)
+        if (!(named >> g & 1))
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "spec.groups[%zu]: no layer names this group", g);
     unsigned n_models = HASH_COUNT(request->session->models);
     if (n_models >= (uint64_t)engine->config->session_max_models)
         return attnd_fail(err, ATTND_NO_ROOM, "models = %u: the most a session may open", n_models);
@@ -230,8 +237,6 @@ static attnd_status make_geometry(srv_model *model, uint32_t g, const msg_group_
         if (model->layers[l].group == g)
             shapes[n++] = (kv_layer_shape){shape->n_kv_heads, shape->head_dim, shape->head_dim_v};
     }
-    if (status == ATTND_OK && !n)
-        status = attnd_fail(err, ATTND_BAD_GEOMETRY, "layers = 0: no layer names this group");
     srv_group *group = &model->groups[g];
     if (status == ATTND_OK)
         status = kv_geometry_make(&group->geometry, spec->block_size, spec->kv_dtype, spec->layout,

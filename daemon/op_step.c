@@ -48,8 +48,10 @@ static attnd_status read_layer(const msg_step *msg, uint32_t i, srv_call *call, 
 }
 
 /* Which layers, and what nobody serves. */
-static attnd_status check_range(const msg_step *msg, const srv_model *model, attnd_err *err)
+static attnd_status check_range(const msg_step *msg, srv_plan *plan, attnd_err *err)
 {
+    const srv_model *model = plan->model;
+    const srv_batch *batch = &srv_plan_newest(plan)->batch;
     TRY(srv_call_check_served(msg->keys, &msg->sync, err));
     if (!msg->n_layers)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "n_layers = 0: a step has at least one");
@@ -61,6 +63,14 @@ static attnd_status check_range(const msg_step *msg, const srv_model *model, att
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
                           "n_layers = %u: model \"%s\" has %u from layer %u on", msg->n_layers,
                           model->name, model->n_layers - msg->first_layer, msg->first_layer);
+    for (uint32_t i = 0; i < msg->n_layers; i++) {
+        uint32_t layer = msg->first_layer + i, group = model->layers[layer].group;
+        if (!batch->table[group].given)
+            return attnd_fail(err, ATTND_BAD_GEOMETRY,
+                              "%s = %u: layer %u lies in group %u, of which the plan has no table",
+                              i ? "n_layers" : "first_layer", i ? msg->n_layers : msg->first_layer,
+                              layer, group);
+    }
     return ATTND_OK;
 }
 
@@ -69,7 +79,7 @@ attnd_status srv_check_step(srv_engine *engine, srv_request *request, attnd_err 
     const msg_step *msg = &request->msg.step;
     srv_plan *plan;
     TRY(srv_plan_get(request->session, msg->plan, "plan", &plan, err));
-    TRY(check_range(msg, plan->model, err));
+    TRY(check_range(msg, plan, err));
     if (msg->update.given && msg->update.plan != msg->plan)
         return attnd_fail(err, ATTND_BAD_COMBINATION,
                           "update.plan = %" PRIu64 ": the step is of plan %" PRIu64,

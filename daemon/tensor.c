@@ -41,11 +41,12 @@ static attnd_status read_strides(const msg_tensor *tensor, const char *field, sr
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
                           "%s.shape[0] = %" PRIu64 ": the batch has %" PRId64 " tokens", field,
                           tensor->shape[0], shape.n_tokens);
+    int wrong = tensor->n_dims == 3 && tensor->shape[1] == shape.n_heads ? 2 : 1;
     if (!is_flat && !is_full)
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
-                          "%s.shape[1] = %" PRIu64 ": a token has %u heads of %u, %" PRIu64
+                          "%s.shape[%d] = %" PRIu64 ": a token has %u heads of %u, %" PRIu64
                           " elements",
-                          field, tensor->shape[1], shape.n_heads, shape.width, row);
+                          field, wrong, tensor->shape[wrong], shape.n_heads, shape.width, row);
     *head_stride = (int64_t)shape.width * element;
     *token_stride = (int64_t)row * element;
     if (!tensor->n_strides)

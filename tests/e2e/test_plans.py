@@ -252,7 +252,9 @@ def what_is_wrong_with_a_plan_is_named():
         tap.equal(peer.refused(request), ("NO_SUCH_HANDLE", "model"))
         only_full = peer.create([1], [4], {0: [[5]]}).plan
         request = peer.step_request(only_full, 1, first=1, n=1)
-        tap.equal(peer.refused(request), ("BAD_GEOMETRY", "layer"))
+        tap.equal(peer.refused(request), ("BAD_GEOMETRY", "first_layer"))
+        request = peer.step_request(only_full, 1, first=0, n=2)
+        tap.equal(peer.refused(request), ("BAD_GEOMETRY", "n_layers"))
         for change, want in [
             ({"first": 3, "n": 1}, ("BAD_GEOMETRY", "first_layer")),
             ({"first": 0, "n": 4}, ("BAD_GEOMETRY", "n_layers")),
@@ -286,7 +288,7 @@ def a_plan_that_may_only_read_says_so_when_keys_come():
         # Two sequences share a block that a token of the first would be appended to.
         plan = peer.create([1, 1], [2, 4], {0: [[5], [5]]}).plan
         request = peer.step_request(plan, 2, n=1)
-        tap.equal(peer.refused(request)[0], "BAD_BLOCK")
+        tap.equal(peer.refused(request), ("BAD_BLOCK", "k"))
         request = peer.step_request(plan, 2, n=1)
         request.step.ClearField("k")
         request.step.ClearField("v")
