@@ -178,7 +178,7 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lcmocka $(LIBS_CLI) $(LIBS_SRV)
 
-# A fuzz target's own device comes before the archive that has the real one.
+# What a target compiles into itself comes before the archive that has it too.
 link_fuzz = $(link) $(filter %.o,$^) -Wl,--start-group $(LIBS_OUR) -Wl,--end-group $(LIBS_CLI) $(LIBS_SRV)
 $(REPLAYS): $(B)/tests/fuzz/replay_%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/obj/tests/fuzz/replay.o $(FUZZ_O) $(LIBS_OUR)
 	$(call say,LINK,$@)

@@ -55,6 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     memset(&fuzz_sent, 0, sizeof fuzz_sent);
     on_client(&server.poll, 0, UV_READABLE);
+    FUZZ_CHECK(fuzz_is_open && server.n_holders == 1);
     while (n >= 2 && fuzz_is_open) {
         size_t size = data[0] | (size_t)data[1] << 8;
         size = size < n - 2 ? size : n - 2;

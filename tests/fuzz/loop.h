@@ -22,6 +22,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/socket.h"
 #include "tests/fuzz/world.h"
 
 enum { FUZZ_SOCKET = 1000, FUZZ_DESCRIPTOR, FUZZ_ROOM = 1 << 18 };
@@ -104,12 +105,6 @@ static inline int fuzz_close(int fd)
 static inline int fuzz_shutdown(int socket, int how)
 {
     fuzz_sent.has_ended = true;
-    return 0;
-}
-
-static inline int fuzz_getsockopt(int socket, int level, int name, void *out, socklen_t *n)
-{
-    *(struct ucred *)out = (struct ucred){.uid = geteuid()};
     return 0;
 }
 
@@ -215,9 +210,8 @@ static bool fuzz_loop_turn(void)
 #define sendmsg fuzz_sendmsg
 #define close fuzz_close
 #define shutdown fuzz_shutdown
-#define getsockopt fuzz_getsockopt
 #define fcntl fuzz_fcntl
-#define accept4(socket, at, n, flags) (fuzz_is_open = true, FUZZ_SOCKET)
+#define srv_socket_accept(listener, spare) (fuzz_is_open = true, FUZZ_SOCKET)
 #define pthread_create(id, attr, run, arg) ((void)(run), 0)
 #define uv_poll_init fuzz_poll_init
 #define uv_poll_start fuzz_poll_start

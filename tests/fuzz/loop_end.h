@@ -4,9 +4,8 @@
 #undef sendmsg
 #undef close
 #undef shutdown
-#undef getsockopt
 #undef fcntl
-#undef accept4
+#undef srv_socket_accept
 #undef pthread_create
 #undef uv_poll_init
 #undef uv_poll_start

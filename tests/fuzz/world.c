@@ -238,7 +238,6 @@ static bool is_connected(void *self, uint32_t connection)
 void fuzz_world_open(void)
 {
     attnd_err err;
-    ker_device_options options = {.workspace_bytes = 1 << 20};
     srv_log_set_level("error");
     cfg_defaults(&config);
     config.limits_max_tokens = 64;
@@ -252,7 +251,7 @@ void fuzz_world_open(void)
     fuzz_engine.instance = 1;
     fuzz_engine.arena_bytes = 1 << 20;
     fuzz_engine.transport = (srv_transport){.is_connected = is_connected};
-    FUZZ_CHECK(ker_device_open(&fuzz_engine.device, &options, &err) == ATTND_OK);
+    fuzz_engine.device = fuzz_device_open(1 << 20);
     srv_engine_init(&fuzz_engine);
     for (size_t i = 0; i < FUZZ_REQUESTS; i++)
         FUZZ_CHECK(msg_arena_init(&flights[i].request.arena, 1 << 20, &err) == ATTND_OK);

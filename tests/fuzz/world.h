@@ -58,6 +58,9 @@ void fuzz_run_out_of_time(void);
 /* What changed since it was opened is undone. */
 void fuzz_world_reset(void);
 
+/* A device without threads. */
+ker_device *fuzz_device_open(size_t workspace_bytes);
+
 /* Carries out what was launched; false: nothing was. */
 bool fuzz_device_run(ker_device *device);
 
