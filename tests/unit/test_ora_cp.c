@@ -216,7 +216,7 @@ static void only_the_owner_appends(void **state)
         attnd_err err;
         if (ora_append(&x.p, &err) != ATTND_OK)
             fail_msg("%s", err.text);
-        if (memcmp(x.pool, before.pool, sizeof x.pool) != 0) {
+        if (memcmp((char *)x.pool, (char *)before.pool, sizeof x.pool) != 0) {
             assert_int_equal(r, ora_cp_owner(8, 2, 3));
             assert_memory_equal(x.pool[0][x.slots[0]], k, sizeof k);
             assert_memory_equal(x.pool[1][x.slots[0]], v, sizeof v);

@@ -377,9 +377,10 @@ static void buckets_are_a_dense_table_made_of_them(void **state)
 static void a_row_or_key_beyond_a_dense_table_is_refused(void **state)
 {
     scene s;
-    scene_open(&s, &(scene_shape){1, 1, 1, 8, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {2}, {5}},
+    scene_open(&s, &(scene_shape){1, 1, 1, 8, 8, 4, ATTND_DTYPE_F32, ATTND_LAYOUT_HND, {3}, {5}},
                SCENE_POSITIONS);
     const float table[16] = {0};
+    s.q_len[0] = 2;
     s.p.bias.relative = table;
     s.p.bias.relative_size = 4;
     assert_refused(&s.p, ATTND_BAD_LENGTH,
