@@ -190,6 +190,13 @@ static void lay_out(const ora_case_tensor *t, const ora_want *want, ora_bytes *b
     b->n_region = (size_t)(b->offset + (uint64_t)(end + b->layer_stride * (b->n_layers - 1)));
 }
 
+/* Long contexts are mostly poison and zeros: they are not worth a codec an element. */
+static bool is_one_number(const ora_case_tensor *t)
+{
+    return t->source == ORA_CASE_VALUES && t->dims[0] * t->dims[1] * t->dims[2] == 1 &&
+           (t->n_dims == 3 || t->repeat) && t->n_patches == 0;
+}
+
 static attnd_status fill_packed(ora_arena *arena, const ora_case_tensor *t, const ora_want *want,
                                 ora_bytes *b, attnd_err *err)
 {
@@ -209,6 +216,16 @@ static attnd_status fill_packed(ora_arena *arena, const ora_case_tensor *t, cons
     /* What has no number is there for its refusal. */
     if (!ora_codec_has(b->dtype))
         return ATTND_OK;
+    if (is_one_number(t)) {
+        size_t size = (size_t)element_bytes(b);
+        TRY(check_shape(t, want, (size_t)want->rows * want->n_layers, err));
+        for (size_t at = 0; at < b->n_packed; at += size)
+            if (at == 0)
+                ora_encode(b->dtype, t->values, 1, b->packed);
+            else
+                memcpy(b->packed + at, b->packed, size);
+        return ATTND_OK;
+    }
     TRY(ora_tensor_values(arena, t, want, &values, err));
     ora_encode(b->dtype, values, b->n_packed / (size_t)element_bytes(b), b->packed);
     return ATTND_OK;
