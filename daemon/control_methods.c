@@ -623,3 +623,44 @@ static attnd_status run_log_level(srv_call *call, attnd_err *err)
     srv_json_text(call->result, "was", was);
     return ATTND_OK;
 }
+
+static attnd_status need_capture(const srv_call *call, attnd_err *err)
+{
+    if (!call->deps->capture)
+        return attnd_fail(err, ATTND_UNSUPPORTED, "capture: this server records nothing");
+    return ATTND_OK;
+}
+
+static attnd_status run_capture_start(srv_call *call, attnd_err *err)
+{
+    const char *tensors = srv_call_text(call, "tensors", "data");
+    srv_capture_order order = {.n = (uint32_t)srv_call_int(call, "n", 0),
+                               .session = (uint32_t)srv_call_int(call, "session", 0),
+                               .with_data = strcmp(tensors, "data") == 0,
+                               .dir = srv_call_text(call, "into", NULL)};
+    srv_capture_counts counts;
+    TRY(need_capture(call, err));
+    if (!order.with_data && strcmp(tensors, "hash") != 0)
+        return attnd_fail(err, ATTND_BAD_MESSAGE, "params.tensors = %.48s: data or hash", tensors);
+    TRY(srv_capture_start(call->deps->capture, &order, &counts, err));
+    srv_log(SRV_INFO, "control  method=capture.start n=%u tensors=%s session=%u dir=%s", order.n,
+            tensors, order.session, counts.dir);
+    srv_json_count(call->result, "requests", order.n);
+    srv_json_text(call->result, "tensors", tensors);
+    srv_json_text(call->result, "dir", counts.dir);
+    return ATTND_OK;
+}
+
+static attnd_status run_capture_stop(srv_call *call, attnd_err *err)
+{
+    srv_capture_counts counts;
+    TRY(need_capture(call, err));
+    srv_capture_stop(call->deps->capture, &counts);
+    srv_json_count(call->result, "written", counts.written);
+    srv_json_count(call->result, "pending", counts.pending);
+    srv_json_count(call->result, "dropped", counts.dropped);
+    srv_json_count(call->result, "failed", counts.failed);
+    srv_json_count(call->result, "left", counts.left);
+    srv_json_text(call->result, "dir", counts.dir);
+    return ATTND_OK;
+}

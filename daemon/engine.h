@@ -27,6 +27,7 @@ struct srv_engine {
     size_t arena_bytes; /* bound of a request's memory, and of a plan's version */
     srv_store *store;   /* NULL without a keeper */
     srv_transport transport;
+    struct srv_capture *capture; /* records what is done; NULL: nothing can be */
     void (*drained)(void *arg); /* nothing is in flight any more; from the engine thread, once */
     void *drained_arg;
 

@@ -12,6 +12,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "daemon/capture.h"
 #include "daemon/control.h"
 #include "daemon/fds.h"
 #include "daemon/footprint.h"
@@ -27,6 +28,9 @@ extern char **environ;
 
 /* A decoded request and its plan may take this many times the largest message. */
 enum { ARENA_TIMES = 32 };
+
+/* What captured requests may take until they are written. */
+enum { CAPTURE_BYTES = 256 << 20 };
 
 enum {
     MAX_KEYS = 256,
@@ -228,6 +232,7 @@ typedef struct parts {
     srv_receive *receive;
     srv_loop loop;
     bool has_loop;
+    srv_capture *capture;
     srv_control_deps deps;
     srv_control *control;
     srv_fds *fds;
@@ -285,6 +290,8 @@ static attnd_status open_parts(parts *p, cfg *c, const options *o, sources *from
     TRY(srv_loop_init(&p->loop, engine, err));
     p->has_loop = true;
     p->loop.reload = (srv_reload){.read = read_sources, .arg = from, .config = c, .engine = engine};
+    TRY(srv_capture_open(&p->capture, &p->loop.uv, dir, &engine->device_info, CAPTURE_BYTES, err));
+    engine->capture = p->capture;
     TRY(srv_receive_open(&p->receive, engine, err));
     engine->transport = (srv_transport){srv_receive_is_connected, p->receive};
     TRY(srv_engine_start(engine, err));
@@ -296,6 +303,7 @@ static attnd_status open_parts(parts *p, cfg *c, const options *o, sources *from
         .runtime_dir = dir,
         .engine = &engine->queue,
         .snapshot_fill = srv_engine_snapshot,
+        .capture = p->capture,
         .server = &p->loop,
         .is_ready = srv_loop_is_ready,
         .reload = srv_loop_reload,
@@ -318,11 +326,13 @@ static void close_parts(parts *p)
     srv_http_close(p->http);
     srv_control_close(p->control);
     srv_fds_close(p->fds);
+    srv_capture_close(p->capture);
     if (p->has_loop)
         srv_loop_fini(&p->loop);
     srv_receive_close(p->receive, 1000);
     if (p->engine_runs)
         srv_engine_stop(&p->engine);
+    srv_capture_free(p->capture);
     ker_device_close(p->engine.device);
     srv_store_close(p->store);
 }

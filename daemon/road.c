@@ -15,6 +15,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/capture.h"
 #include "daemon/log.h"
 #include "daemon/op.h"
 #include "daemon/session.h"
@@ -361,6 +362,7 @@ static void reply(srv_engine *engine, srv_request *request)
 static void succeed(srv_engine *engine, srv_request *request)
 {
     request->op->run(engine, request);
+    srv_capture_take(engine->capture, request);
     request->reply.op = request->msg.op;
     reply(engine, request);
 }
