@@ -32,17 +32,17 @@ OOM_PLAIN void *oom_calloc(size_t n, size_t bytes);
 OOM_PLAIN void *oom_realloc(void *old, size_t bytes);
 
 #define OOM_INTERPOSE                                                                              \
-    OOM_PLAIN void *malloc(size_t bytes)                                                           \
+    OOM_PLAIN void *malloc(size_t size)                                                            \
     {                                                                                              \
-        return oom_malloc(bytes);                                                                  \
+        return oom_malloc(size);                                                                   \
     }                                                                                              \
-    OOM_PLAIN void *calloc(size_t n, size_t bytes)                                                 \
+    OOM_PLAIN void *calloc(size_t n, size_t size)                                                  \
     {                                                                                              \
-        return oom_calloc(n, bytes);                                                               \
+        return oom_calloc(n, size);                                                                \
     }                                                                                              \
-    OOM_PLAIN void *realloc(void *old, size_t bytes)                                               \
+    OOM_PLAIN void *realloc(void *old, size_t size)                                                \
     {                                                                                              \
-        return oom_realloc(old, bytes);                                                            \
+        return oom_realloc(old, size);                                                             \
     }
 
 /* Runs `call` with allocation 1, 2, … failing until none fails any more; before each run `n` is the
