@@ -19,6 +19,8 @@ import sanitizer
 
 LINE = re.compile(r"^(not )?ok\b\s*(\d+)?\s*(?:-\s*)?(.*)$")
 TIMEOUT_S = 540
+if os.path.basename(os.environ.get("ATTND_BUILD", "")) in ("asan", "tsan"):
+    TIMEOUT_S *= 5  # up to twenty times slower where nothing is vectorised, on a machine of two cores
 
 
 def command(path):

@@ -43,7 +43,7 @@ typedef struct fixture {
     /* What the played engine does. */
     atomic_bool engine_is_silent, engine_leaves;
     atomic_int n_filled;
-    attnd_status fill_status;
+    _Atomic attnd_status fill_status;
     /* What the methods did. */
     atomic_bool is_ready, config_is_broken;
     atomic_int n_drains, n_shutdowns;
@@ -218,16 +218,21 @@ static void *open_fixture(void)
     return f;
 }
 
-static int setup(void **state)
+/* What its threads read stands in it already. */
+static void serve(fixture *f)
 {
-    fixture *f = open_fixture();
     attnd_err err;
     srv_stats_reset();
     srv_log_set_level("error");
     assert_int_equal(srv_control_open(&f->control, &f->loop, f->path, &f->deps, &err), ATTND_OK);
     assert_int_equal(pthread_create(&f->engine_thread, NULL, engine_main, f), 0);
     assert_int_equal(pthread_create(&f->loop_thread, NULL, loop_main, &f->loop), 0);
-    *state = f;
+}
+
+static int setup(void **state)
+{
+    *state = open_fixture();
+    serve(*state);
     return 0;
 }
 
@@ -698,9 +703,10 @@ static void who_waits_for_the_end_keeps_its_place(void **state)
 
 static int short_timeout(void **state)
 {
-    int status = setup(state);
-    ((fixture *)*state)->config.data_send_timeout = 100;
-    return status;
+    fixture *f = *state = open_fixture();
+    f->config.data_send_timeout = 100;
+    serve(f);
+    return 0;
 }
 
 static void who_does_not_read_is_hung_up_on_and_holds_up_nobody(void **state)
