@@ -7,16 +7,22 @@
 #include "tests/oracle/codec.h"
 #include "tests/oracle/kv.h"
 
-/* Where the tokens go, in the order of their sequences; -1: nowhere. */
+/* Where a token goes: a slot of the pool, or a row of the flat target; -1: nowhere. */
+typedef struct target {
+    int64_t slot;
+    int64_t high; /* its slot in the high pool (§17) */
+    uint32_t b;
+    int32_t i;
+} target;
+
 typedef struct targets {
-    int64_t *slots;  /* of the pool, or rows of the flat target */
-    int64_t *high;   /* slots of the high pool (§17) */
-    int64_t *sorted; /* room to find doubles in */
-    int64_t *memory;
+    target *of;     /* [n] in the order of their sequences */
+    target *sorted; /* [n] by slot */
+    int64_t n;
 } targets;
 
 /* §11.8. */
-static attnd_status flat_target_of(const ora_problem *p, int64_t t, int64_t *row, attnd_err *err)
+static attnd_status flat_row_of(const ora_problem *p, int64_t t, int64_t *row, attnd_err *err)
 {
     *row = p->latent.flat_rows[t];
     if (*row < -1)
@@ -25,13 +31,12 @@ static attnd_status flat_target_of(const ora_problem *p, int64_t t, int64_t *row
     return ATTND_OK;
 }
 
-/* Where a token goes: its slot, or -1. */
-static attnd_status target_of(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
-                              int64_t *slot, attnd_err *err)
+static attnd_status slot_of(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
+                            int64_t *slot, attnd_err *err)
 {
     int64_t t = batch->q_first[b] + i;
     if (p->latent.flat)
-        return flat_target_of(p, t, slot, err);
+        return flat_row_of(p, t, slot, err);
     if (p->slots && p->slots[t] == -1) {
         *slot = -1;
         return ATTND_OK;
@@ -50,39 +55,135 @@ static attnd_status target_of(const ora_batch *batch, const ora_problem *p, uint
     return ATTND_OK;
 }
 
-static int by_slot(const void *a, const void *b)
+static int by_number(int64_t x, int64_t y)
 {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
 }
 
-/* Refuses two tokens in one place. */
-static attnd_status check_distinct(const targets *to, const int64_t *slots, int64_t n,
-                                   const char *name, attnd_err *err)
+static int by_slot(const void *a, const void *b)
 {
-    memcpy(to->sorted, slots, (size_t)n * sizeof *slots);
-    qsort(to->sorted, (size_t)n, sizeof *slots, by_slot);
-    for (int64_t k = 1; k < n; k++)
-        if (to->sorted[k] >= 0 && to->sorted[k] == to->sorted[k - 1])
-            return attnd_fail(err, ATTND_BAD_BLOCK, "%s = %lld: two tokens in one slot", name,
-                              (long long)to->sorted[k]);
+    return by_number(((const target *)a)->slot, ((const target *)b)->slot);
+}
+
+static int by_high(const void *a, const void *b)
+{
+    return by_number(((const target *)a)->high, ((const target *)b)->high);
+}
+
+static attnd_status two_in_one(const char *name, int64_t slot, attnd_err *err)
+{
+    return attnd_fail(err, ATTND_BAD_BLOCK, "%s = %lld: two tokens in one slot", name,
+                      (long long)slot);
+}
+
+/* Leaves sorted[] sorted by slot. */
+static attnd_status check_distinct(const ora_problem *p, targets *to, attnd_err *err)
+{
+    const target *t = to->sorted;
+    memcpy(to->sorted, to->of, (size_t)to->n * sizeof *t);
+    qsort(to->sorted, (size_t)to->n, sizeof *t, by_high);
+    for (int64_t k = 1; k < to->n; k++)
+        if (t[k].high >= 0 && t[k].high == t[k - 1].high)
+            return two_in_one("high_ids", t[k].high, err);
+    qsort(to->sorted, (size_t)to->n, sizeof *t, by_slot);
+    for (int64_t k = 1; k < to->n; k++)
+        if (t[k].slot >= 0 && t[k].slot == t[k - 1].slot)
+            return two_in_one(p->latent.flat ? "latent.flat_rows" : "slots", t[k].slot, err);
+    return ATTND_OK;
+}
+
+static bool is_seen(const ora_batch *batch, const ora_problem *p, uint32_t b, int64_t j)
+{
+    for (int32_t i = p->q_len[b] - 1; i >= 0; i--)
+        if (ora_batch_sees(batch, p, b, i, j))
+            return true;
+    return false;
+}
+
+/* §3.4: does sequence b need entry n of its table? */
+static bool is_needed(const ora_batch *batch, const ora_problem *p, uint32_t b, int64_t n)
+{
+    for (int64_t j = 0; j < (n + 1) * p->kv.block_size && j < p->kv_len[b]; j++)
+        if (is_seen(batch, p, b, j))
+            return true;
+    return false;
+}
+
+/* The key of its sequence that a token is: in a verify group over ranks its bound counts it. */
+static int64_t key_of(const ora_batch *batch, const ora_problem *p, const target *t)
+{
+    if (p->cp.n_ranks > 0 && p->cp.bounds)
+        return (int64_t)p->cp.bounds[batch->q_first[t->b] + t->i] - 1;
+    return (int64_t)p->kv_len[t->b] - p->q_len[t->b] + t->i;
+}
+
+/* A token in the block of entry n of sequence b: the block is then of no other sequence (§3.7), and
+ * no row of b sees a key that the token overwrites (§3.5). */
+static attnd_status check_token(const ora_batch *batch, const ora_problem *p, uint32_t b, int64_t n,
+                                const target *t, attnd_err *err)
+{
+    int32_t block = p->block_ids[batch->block_first[b] + n];
+    int64_t j = n * p->kv.block_size + t->slot % p->kv.block_size;
+    if (t->b != b) {
+        if (!is_needed(batch, p, b, n))
+            return ATTND_OK;
+        return attnd_fail(err, ATTND_BAD_BLOCK,
+                          "block_ids[%u][%lld] = %d: sequence %u reads it and sequence %u appends "
+                          "to it",
+                          b, (long long)n, block, b, t->b);
+    }
+    if (j >= p->kv_len[b] || j == key_of(batch, p, t) || !is_seen(batch, p, b, j))
+        return ATTND_OK;
+    return attnd_fail(err, ATTND_BAD_BLOCK,
+                      "block_ids[%u][%lld] = %d: key %lld is still seen and token %d of the "
+                      "sequence is stored over it",
+                      b, (long long)n, block, (long long)j, t->i);
+}
+
+/* The first of sorted[] at a slot or behind it. */
+static int64_t first_from(const targets *to, int64_t slot)
+{
+    int64_t low = 0, high = to->n;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (to->sorted[middle].slot < slot)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static attnd_status check_read(const ora_batch *batch, const ora_problem *p, const targets *to,
+                               attnd_err *err)
+{
+    if (!p->block_ids || p->latent.flat)
+        return ATTND_OK;
+    int64_t size = p->kv.block_size;
+    for (uint32_t b = 0; b < p->n_seqs; b++)
+        for (int64_t n = 0; n * size < p->kv_len[b]; n++) {
+            int64_t block = p->block_ids[batch->block_first[b] + n];
+            int64_t k = block < 0 ? to->n : first_from(to, block * size);
+            for (; k < to->n && to->sorted[k].slot < (block + 1) * size; k++)
+                TRY(check_token(batch, p, b, n, &to->sorted[k], err));
+        }
     return ATTND_OK;
 }
 
 static attnd_status find_targets(const ora_batch *batch, const ora_problem *p, targets *to,
                                  attnd_err *err)
 {
-    int64_t n = 0;
     for (uint32_t b = 0; b < p->n_seqs; b++)
-        for (int32_t i = 0; i < p->q_len[b]; i++, n++) {
-            TRY(target_of(batch, p, b, i, &to->slots[n], err));
-            to->high[n] = -1;
-            if (to->slots[n] >= 0)
-                TRY(ora_kv_find_high(batch, p, b, (int64_t)p->kv_len[b] - p->q_len[b] + i,
-                                     &to->high[n], err));
+        for (int32_t i = 0; i < p->q_len[b]; i++) {
+            target *t = &to->of[to->n++];
+            *t = (target){.high = -1, .b = b, .i = i};
+            TRY(slot_of(batch, p, b, i, &t->slot, err));
+            if (t->slot >= 0)
+                TRY(ora_kv_find_high(batch, p, b, (int64_t)p->kv_len[b] - p->q_len[b] + i, &t->high,
+                                     err));
         }
-    TRY(check_distinct(to, to->slots, n, p->latent.flat ? "latent.flat_rows" : "slots", err));
-    return check_distinct(to, to->high, n, "high_ids", err);
+    TRY(check_distinct(p, to, err));
+    return check_read(batch, p, to, err);
 }
 
 /* A run of channels that the append itself computed. */
@@ -165,24 +266,24 @@ static ora_kv target_kv(const ora_problem *p)
     return kv;
 }
 
-static void append_token(const ora_batch *batch, const ora_problem *p, uint32_t b, int32_t i,
-                         int64_t slot, int64_t high, float *cos_sin, double *x)
+static void append_token(const ora_batch *batch, const ora_problem *p, const target *to,
+                         float *cos_sin, double *x)
 {
-    int64_t t = batch->q_first[b] + i;
+    int64_t t = batch->q_first[to->b] + to->i;
     ora_kv kv = target_kv(p);
     if (p->rope.pairing != ATTND_ROPE_NONE)
-        ora_rope_row(batch, p, b, i, cos_sin);
+        ora_rope_row(batch, p, to->b, to->i, cos_sin);
     for (uint32_t g = 0; g < p->n_kv_heads; g++) {
         row k = take_k(p, t, g, cos_sin, x);
-        store(p, &kv, 0, g, slot, &k);
-        if (high >= 0)
-            store(p, p->high, 0, g, high, &k);
+        store(p, &kv, 0, g, to->slot, &k);
+        if (to->high >= 0)
+            store(p, p->high, 0, g, to->high, &k);
         if (p->latent.appends)
             continue;
         row v = take(&p->v, t, g, p->head_dim_v, x);
-        store(p, &kv, 1, g, slot, &v);
-        if (high >= 0)
-            store(p, p->high, 1, g, high, &v);
+        store(p, &kv, 1, g, to->slot, &v);
+        if (to->high >= 0)
+            store(p, p->high, 1, g, to->high, &v);
     }
 }
 
@@ -235,17 +336,6 @@ static attnd_status check_append(const ora_problem *p, attnd_err *err)
     return ATTND_OK;
 }
 
-static bool targets_alloc(targets *to, int64_t n_tokens)
-{
-    to->memory = calloc(3 * (size_t)n_tokens + 1, sizeof *to->memory);
-    to->slots = to->memory;
-    if (!to->memory)
-        return false;
-    to->high = to->slots + n_tokens;
-    to->sorted = to->high + n_tokens;
-    return true;
-}
-
 attnd_status ora_append(const ora_problem *p, attnd_err *err)
 {
     if (!p->k.base)
@@ -260,23 +350,21 @@ attnd_status ora_append(const ora_problem *p, attnd_err *err)
         goto out;
     x = calloc((size_t)p->head_dim + p->head_dim_v, sizeof *x);
     cos_sin = calloc(p->head_dim, sizeof *cos_sin);
-    if (!targets_alloc(&to, batch.n_tokens) || !x || !cos_sin) {
+    to.of = calloc(2 * (size_t)batch.n_tokens + 1, sizeof *to.of);
+    if (!to.of || !x || !cos_sin) {
         status = attnd_fail(err, ATTND_NO_ROOM, "tokens = %lld: no memory for their slots",
                             (long long)batch.n_tokens);
         goto out;
     }
+    to.sorted = to.of + batch.n_tokens;
     status = find_targets(&batch, p, &to, err);
-    if (status != ATTND_OK)
-        goto out;
-    int64_t n = 0;
-    for (uint32_t b = 0; b < p->n_seqs; b++)
-        for (int32_t i = 0; i < p->q_len[b]; i++, n++)
-            if (to.slots[n] >= 0)
-                append_token(&batch, p, b, i, to.slots[n], to.high[n], cos_sin, x);
+    for (int64_t n = 0; n < to.n && status == ATTND_OK; n++)
+        if (to.of[n].slot >= 0)
+            append_token(&batch, p, &to.of[n], cos_sin, x);
 out:
     free(cos_sin);
     free(x);
-    free(to.memory);
+    free(to.of);
     ora_batch_fini(&batch);
     return status;
 }

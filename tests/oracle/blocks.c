@@ -108,7 +108,7 @@ void ora_ds656_encode(const double x[ORA_DS656_WIDTH], bool pow2, uint8_t row[OR
         ds_group(group, DS656_GROUP, scale, row + g * DS656_GROUP);
         memcpy(row + DS656_LATENT + g * sizeof scale, &scale, sizeof scale);
     }
-    ora_encode(ATTND_DTYPE_BF16, x + DS656_LATENT, DS_ROPE, row + ORA_DS656_BYTES - 2 * DS_ROPE);
+    ora_encode(ATTND_DTYPE_BF16, x + DS656_LATENT, DS_ROPE, row + (ORA_DS656_BYTES - 2 * DS_ROPE));
 }
 
 void ora_ds656_decode(const uint8_t row[ORA_DS656_BYTES], double x[ORA_DS656_WIDTH])
@@ -119,7 +119,7 @@ void ora_ds656_decode(const uint8_t row[ORA_DS656_BYTES], double x[ORA_DS656_WID
         for (int i = g * DS656_GROUP; i < (g + 1) * DS656_GROUP; i++)
             x[i] = e4m3_value(row[i]) * scale;
     }
-    ora_decode(ATTND_DTYPE_BF16, row + ORA_DS656_BYTES - 2 * DS_ROPE, DS_ROPE, x + DS656_LATENT);
+    ora_decode(ATTND_DTYPE_BF16, row + (ORA_DS656_BYTES - 2 * DS_ROPE), DS_ROPE, x + DS656_LATENT);
 }
 
 double ora_e8m0_value(uint8_t code)

@@ -271,7 +271,8 @@ typedef struct ora_result {
 
 /* §4: rotates, rounds and stores k and v into kv.plane, nothing else changes there. Refuses before
  * the first write: BAD_GEOMETRY (counts, dtypes), BAD_LENGTH (q_len > kv_len), BAD_BLOCK (a slot
- * that is no slot, two tokens in one slot), NO_ROOM. Without k: OK and nothing happens. */
+ * that is no slot, two tokens in one slot or over a key that a row sees, a block that another
+ * sequence reads), NO_ROOM. Without k: OK and nothing happens. */
 attnd_status ora_append(const ora_problem *problem, attnd_err *err);
 
 /* §1 for every row and head, from what lies in kv.plane: append first. Table entries and slots of

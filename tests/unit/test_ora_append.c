@@ -103,12 +103,12 @@ static void explicit_slots_override_the_table(void **state)
 {
     scene s;
     scene_make(&s, ATTND_DTYPE_F16);
-    const int32_t slots[] = {1 * T + 2, -1, 0};
+    const int32_t slots[] = {1 * T + 2, -1, 2 * T};
     s.p.slots = slots;
     s.block_ids[0] = s.block_ids[3] = -1; /* not needed for writing */
     appends(&s);
     assert_token(&s, 0, 1, 2);
-    assert_token(&s, 2, 0, 0);
+    assert_token(&s, 2, 2, 0);
     assert_rest_untouched(&s);
 }
 
@@ -282,6 +282,57 @@ static void what_cannot_be_appended_is_refused_before_the_first_byte(void **stat
     refuses(&s, ATTND_BAD_GEOMETRY, "block_ids = none: append needs a pool with tables or slots");
 }
 
+/* One page that sequence 0 uses twice (§3.5): key 4 lies where key 0 lay. */
+static void a_ring_takes_a_token_where_no_row_sees_the_old_key(void **state)
+{
+    scene s;
+    for (int32_t window = 0; window < 5; window++) {
+        scene_make(&s, ATTND_DTYPE_F16);
+        s.block_ids[1] = s.block_ids[0];
+        s.p.mask = (ora_mask){.kinds = ORA_MASK_CAUSAL, .window = window};
+        if (window > 0)
+            s.p.mask.kinds |= ORA_MASK_WINDOW;
+        if (window == 0 || window == 4) {
+            refuses(&s, ATTND_BAD_BLOCK,
+                    "block_ids[0][0] = 4: key 0 is still seen and token 1 of the sequence is "
+                    "stored over it");
+            continue;
+        }
+        appends(&s);
+        assert_token(&s, 0, 4, 3);
+        assert_token(&s, 1, 4, 0);
+        assert_token(&s, 2, 5, 2);
+        assert_rest_untouched(&s);
+    }
+}
+
+static void no_slot_lies_over_a_key_that_is_seen(void **state)
+{
+    scene s;
+    scene_make(&s, ATTND_DTYPE_F16);
+    const int32_t slots[] = {4 * T + 3, 4 * T + 1, -1}; /* key 3 itself, and key 1 */
+    s.p.slots = slots;
+    refuses(&s, ATTND_BAD_BLOCK,
+            "block_ids[0][0] = 4: key 1 is still seen and token 1 of the sequence is stored over "
+            "it");
+}
+
+/* §3.7: sequence 1 has the page in its table that takes key 4 of sequence 0. */
+static void a_page_that_another_sequence_needs_takes_no_token(void **state)
+{
+    scene s;
+    scene_make(&s, ATTND_DTYPE_F16);
+    s.block_ids[2] = s.block_ids[1];
+    refuses(&s, ATTND_BAD_BLOCK,
+            "block_ids[1][0] = 0: sequence 1 reads it and sequence 0 appends to it");
+    s.p.mask = (ora_mask){.kinds = ORA_MASK_CAUSAL | ORA_MASK_WINDOW, .window = 4};
+    refuses(&s, ATTND_BAD_BLOCK,
+            "block_ids[1][0] = 0: sequence 1 reads it and sequence 0 appends to it");
+    s.p.mask.window = 3; /* its one row sees keys 4, 5, 6 */
+    appends(&s);
+    assert_token(&s, 1, 0, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -295,6 +346,9 @@ int main(void)
         cmocka_unit_test(rotated_keys_are_rounded_twice_and_values_are_not_rotated),
         cmocka_unit_test(without_positions_a_key_is_rotated_by_its_index),
         cmocka_unit_test(nodes_of_a_tree_are_rotated_by_their_depth),
+        cmocka_unit_test(a_ring_takes_a_token_where_no_row_sees_the_old_key),
+        cmocka_unit_test(no_slot_lies_over_a_key_that_is_seen),
+        cmocka_unit_test(a_page_that_another_sequence_needs_takes_no_token),
         cmocka_unit_test(what_cannot_be_appended_is_refused_before_the_first_byte),
     };
     return cmocka_run_group_tests_name("ora_append", tests, NULL, NULL);
