@@ -48,11 +48,8 @@ static void normalise(double *scores, int64_t n, double *m, double *l)
     *m = -INFINITY;
     *l = 0;
     for (int64_t j = 0; j < n; j++)
-        if (isnan(scores[j]) || scores[j] > *m) {
+        if (isnan(scores[j]) || scores[j] > *m) /* nothing is above NaN */
             *m = scores[j];
-            if (isnan(*m))
-                break;
-        }
     if (*m == -INFINITY)
         return;
     for (int64_t j = 0; j < n; j++) {

@@ -9,12 +9,18 @@ static double higher(double a, double b)
     return isnan(a) || a > b ? a : b;
 }
 
+/* The first item at this place or behind it: places rise along the list. */
 static int64_t first_at(const ora_items *items, int64_t place)
 {
-    int64_t n = 0;
-    while (n < items->n && items->item[n].place < place)
-        n++;
-    return n;
+    int64_t low = 0, high = items->n;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (items->item[middle].place < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 /* The maximum of every line over its part of the tile; false: no line sees a key. */

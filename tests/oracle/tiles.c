@@ -117,9 +117,8 @@ static void run_splits(ora_tile t, ora_tile_scratch *s, ora_tile_counts *counts)
     }
     for (uint32_t n = 0; n < s->n_splits; n++) {
         int64_t to = n + 1 < s->n_splits ? t.tiling->split_ends[n] : end;
-        to = to < end ? to : end;
-        run_stream(t, n, from, to > from ? to : from, s, counts);
-        from = to > from ? to : from;
+        run_stream(t, n, from, to, s, counts);
+        from = to;
     }
 }
 

@@ -141,6 +141,17 @@ static void yarn_without_truncation_ramps_between_fractions(void **state)
         double f = pow(10000, -n / 32.0), ramp = fmin(fmax((n - low) / (high - low), 0), 1);
         assert_near(a.f[n], f * (1 - ramp) + f * ramp / 40, 1e-14);
     }
+    /* The upper end may lie behind the last pair, up to r - 1. */
+    const double slow[] = {0.01, 1e-6}, end[] = {39, 63};
+    for (int k = 0; k < 2; k++) {
+        rope = YARN;
+        rope.beta_slow = slow[k];
+        a = angles_of(&rope, 0);
+        for (int n = 10; n < 32; n++) {
+            double f = pow(10000, -n / 32.0), ramp = (n - 10) / (end[k] - 10);
+            assert_near(a.f[n], f * (1 - ramp) + f * ramp / 40, 1e-14);
+        }
+    }
     /* Both ends on pair 11: a step. */
     rope = YARN;
     rope.beta_fast = rope.beta_slow = 4096 / (2 * M_PI * pow(10000, 11 / 32.0));

@@ -316,6 +316,9 @@ static void buckets_change_exactly_at_powers(void **state)
         assert_int_equal(ora_t5_bucket(-n, 32, 128, true), 8 + k);
         assert_int_equal(ora_t5_bucket(-n + 1, 32, 128, true), 8 + k - 1);
     }
+    /* 4·2^k of 9 buckets: rounding alone says 0.9999999999999999 of k = 1. */
+    for (int k = 0; k < 5; k++)
+        assert_int_equal(ora_t5_bucket(-(4 << k), 9, 128, false), 4 + k);
     /* 3^k: e = 3 of 6 buckets, M = 81, so 9 is e·3 and 27 is e·9. */
     assert_int_equal(ora_t5_bucket(-8, 6, 81, false), 3);
     assert_int_equal(ora_t5_bucket(-9, 6, 81, false), 4);

@@ -312,6 +312,18 @@ static void blocks_left_out_weigh_as_many_keys_as_they_have(void **state)
     }
     ora_merge(2, m, lsum, o, 1, &m_all, &l_all, &o_all);
     assert_near(m_all + log(l_all), log(l), 1e-12);
+    /* A second pool stands behind them, from place 8 on. */
+    float far = 50, zero = 0;
+    const ora_kv second = {
+        .plane = {&zero, &far}, .n_blocks = 1, .block_size = 1, .dtype = ATTND_DTYPE_F32};
+    const int32_t slot = 0;
+    p.sparse.second = &second;
+    p.sparse.second_slots = &slot;
+    p.sparse.second_width = 1;
+    p.key_from = 8;
+    r = scene_attend(&p);
+    assert_row(&r, 0, 50, 0);
+    ora_result_fini(&r);
 }
 
 /* ---- Pages of a head (§16.4) ---- */

@@ -77,6 +77,37 @@ static void tiles_that_skip_nothing_are_plain_attention(void **state)
     scene_close(&s);
 }
 
+static void lists_and_quantised_rows_come_in_tiles_too(void **state)
+{
+    scene s;
+    scene_open(&s, &SCENE_MIXED, SCENE_RANDOM);
+    const ora_tiling tiling = {.rows = 4, .keys = 8, .split_ends = SPLITS, .n_splits = 5};
+    ora_problem p = s.p;
+    p.sage = (ora_sage){.qk_dtype = ATTND_DTYPE_I8,
+                        .q_block = 4,
+                        .k_block = 16,
+                        .smooth_k = true,
+                        .smooth_v = true};
+    assert_plain(&p, &tiling);
+    int32_t entries[22][60], pages[3][2][7], keys[3][2];
+    for (int t = 0; t < 22; t++)
+        for (int n = 0; n < 60; n++)
+            entries[t][n] = (n * 11 + t) % 55 - 2;
+    p = s.p;
+    p.sparse = (ora_sparse){.topk = entries[0], .topk_width = 60};
+    assert_plain(&p, &tiling);
+    for (int b = 0, first = 0; b < 3; first += (s.kv_len[b++] + 7) / 8)
+        for (int g = 0; g < 2; g++) {
+            keys[b][g] = s.kv_len[b] - g;
+            for (int n = 0; n < 7; n++)
+                pages[b][g][n] = s.block_ids[first + n];
+        }
+    p.mask.kinds = 0;
+    p.sparse = (ora_sparse){.pages = pages[0][0], .page_keys = keys[0], .pages_width = 7};
+    assert_plain(&p, &tiling);
+    scene_close(&s);
+}
+
 static void a_lazy_maximum_changes_no_result(void **state)
 {
     scene s;
@@ -206,6 +237,22 @@ static void all_rows_of_a_tile_must_let_it_go(void **state)
     assert_int_equal(counts.total, 4);
     assert_int_equal(counts.skipped, 0);
     assert_near(r.l[1], 3 + exp(-9), 1e-14);
+    ora_result_fini(&r);
+    scene_close(&s);
+}
+
+/* The maximum of what was seen, not the one that sums are in units of: e^(-4-1) < 0.01 < e^-4. */
+static void skipping_asks_for_the_true_maximum(void **state)
+{
+    const float scores[] = {0, 1, -4};
+    scene s;
+    open_scores(&s, 3, scores);
+    ora_tile_counts counts;
+    const ora_tiling tiling = {.rows = 1, .keys = 1, .skip_factor = 0.03, .lazy_tau = 2};
+    ora_result r = attend_tiles(&s.p, &tiling, &counts);
+    assert_true(r.m[0] == 0);
+    assert_int_equal(counts.skipped, 1);
+    assert_near(r.l[0], 1 + exp(1), 1e-14);
     ora_result_fini(&r);
     scene_close(&s);
 }
@@ -353,12 +400,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiles_that_skip_nothing_are_plain_attention),
+        cmocka_unit_test(lists_and_quantised_rows_come_in_tiles_too),
         cmocka_unit_test(a_lazy_maximum_changes_no_result),
         cmocka_unit_test(a_maximum_is_kept_while_it_lags_by_no_more_than_tau),
         cmocka_unit_test(rows_of_a_tile_keep_their_maxima_together),
         cmocka_unit_test(a_tile_far_below_the_maximum_is_skipped),
         cmocka_unit_test(lambda_is_the_factor_over_the_keys),
         cmocka_unit_test(all_rows_of_a_tile_must_let_it_go),
+        cmocka_unit_test(skipping_asks_for_the_true_maximum),
         cmocka_unit_test(tiles_that_no_row_sees_are_not_counted),
         cmocka_unit_test(every_split_has_a_first_tile_of_its_own),
         cmocka_unit_test(what_is_skipped_is_bounded_by_the_factor),
