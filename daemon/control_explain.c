@@ -299,7 +299,8 @@ static int64_t most_splits(const ker_part *part)
     return most;
 }
 
-/* One phase: the kernel chosen and its split (part NULL: none was), and every kernel's verdict. */
+/* One phase: the kernel chosen and its split (none when part is NULL or has no rows), and every
+ * kernel's verdict. */
 static attnd_status add_phase(const srv_call *call, cJSON *list, const ker_problem *p,
                               ker_phase phase, const ker_part *part, attnd_err *err)
 {
@@ -313,7 +314,7 @@ static attnd_status add_phase(const srv_call *call, cJSON *list, const ker_probl
     srv_json_count(at, "n_seqs",
                    phase == KER_CONTEXT ? p->batch.n_contexts
                                         : p->batch.n_seqs - p->batch.n_contexts);
-    if (part) {
+    if (part && part->kernel) { /* a phase without rows has none */
         srv_json_text(at, "kernel", ker_kernel_name(part->kernel));
         srv_json_count(at, "n_items", part->n_items);
         srv_json_count(at, "n_splits", most_splits(part));

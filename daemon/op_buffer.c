@@ -53,8 +53,14 @@ attnd_status srv_make_create_buffer(srv_engine *engine, srv_request *request, at
         return attnd_fail(err, ATTND_NO_ROOM, "bytes = %" PRIu64 ": no memory", msg->bytes);
     buffer->handle = ++engine->last_handle;
     buffer->session = request->session;
+    HASH_ADD(hh, request->session->buffers, handle, sizeof buffer->handle, buffer);
+    if (!buffer->hh.tbl) {
+        free(buffer);
+        return attnd_fail(err, ATTND_NO_ROOM, "bytes = %" PRIu64 ": no memory", msg->bytes);
+    }
     attnd_status status = make_memory(engine, msg, buffer, err);
     if (status != ATTND_OK) {
+        HASH_DEL(request->session->buffers, buffer);
         free(buffer);
         return status;
     }
@@ -66,7 +72,6 @@ void srv_run_create_buffer(srv_engine *engine, srv_request *request)
 {
     srv_session *session = request->session;
     srv_buffer *buffer = request->made;
-    HASH_ADD(hh, session->buffers, handle, sizeof buffer->handle, buffer);
     session->buffer_bytes += buffer->memory.bytes;
     srv_stats_gauge(SRV_GAUGE_buffers, 1);
     srv_stats_gauge(SRV_GAUGE_buffer_bytes, (int64_t)buffer->memory.bytes);

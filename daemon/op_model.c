@@ -372,9 +372,15 @@ attnd_status srv_make_open_model(srv_engine *engine, srv_request *request, attnd
         return attnd_fail(err, ATTND_NO_ROOM, "spec: no memory");
     model->handle = ++engine->last_handle;
     model->session = request->session;
+    HASH_ADD(hh, request->session->models, handle, sizeof model->handle, model);
+    if (!model->hh.tbl) {
+        free(model);
+        return attnd_fail(err, ATTND_NO_ROOM, "spec: no memory");
+    }
     attnd_status status =
         fill_model(engine, request->session, model, &request->msg.open_model.spec, err);
     if (status != ATTND_OK) {
+        HASH_DEL(request->session->models, model);
         srv_model_free(engine, model);
         return status;
     }
@@ -389,7 +395,6 @@ void srv_run_open_model(srv_engine *engine, srv_request *request)
 {
     srv_session *session = request->session;
     srv_model *model = request->made;
-    HASH_ADD(hh, session->models, handle, sizeof model->handle, model);
     session->pool_bytes += model->pool_bytes;
     srv_stats_gauge(SRV_GAUGE_models, 1);
     srv_stats_gauge(SRV_GAUGE_pool_bytes, (int64_t)model->pool_bytes);

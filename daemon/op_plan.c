@@ -35,6 +35,11 @@ attnd_status srv_make_create_plan(srv_engine *engine, srv_request *request, attn
                                          &version->batch, err);
     if (status == ATTND_OK)
         status = srv_version_check(engine, &request->arena, model, version, err);
+    if (status == ATTND_OK) {
+        HASH_ADD(hh, request->session->plans, handle, sizeof plan->handle, plan);
+        if (!plan->hh.tbl)
+            status = attnd_fail(err, ATTND_NO_ROOM, "batch: no memory for a plan");
+    }
     if (status != ATTND_OK) {
         srv_plan_free(engine, plan);
         return status;
@@ -45,10 +50,8 @@ attnd_status srv_make_create_plan(srv_engine *engine, srv_request *request, attn
 
 void srv_run_create_plan(srv_engine *engine, srv_request *request)
 {
-    srv_session *session = request->session;
     srv_plan *plan = request->made;
     srv_plan_newest(plan)->number = 1;
-    HASH_ADD(hh, session->plans, handle, sizeof plan->handle, plan);
     srv_stats_gauge(SRV_GAUGE_plans, 1);
     request->reply.create_plan = (msg_create_plan_reply){.plan = plan->handle, .version = 1};
 }

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#define HASH_NONFATAL_OOM 1 /* then an element's hh.tbl is NULL */
 #include <uthash.h>
 #include <uv.h>
 
@@ -489,6 +490,36 @@ static bool displace(srv_receive *receive, bool is_surplus)
     return false;
 }
 
+/* False without memory. */
+static bool file_under_id(srv_receive *receive, connection *c)
+{
+    pthread_mutex_lock(&receive->lock);
+    c->id = ++receive->last_id;
+    HASH_ADD(hh, receive->connections, id, sizeof c->id, c);
+    receive->n_alive += c->hh.tbl != NULL;
+    pthread_mutex_unlock(&receive->lock);
+    return c->hh.tbl;
+}
+
+static void take_out(srv_receive *receive, connection *c)
+{
+    pthread_mutex_lock(&receive->lock);
+    HASH_DEL(receive->connections, c);
+    receive->n_alive--;
+    pthread_mutex_unlock(&receive->lock);
+}
+
+/* Its id and its handle; false: there is no memory, or no descriptor to watch it with. */
+static bool let_in(srv_receive *receive, connection *c, int fd)
+{
+    if (!file_under_id(receive, c))
+        return false;
+    if (!uv_poll_init(&receive->loop, &c->poll, fd))
+        return true;
+    take_out(receive, c);
+    return false;
+}
+
 static void on_client(uv_poll_t *poll, int status, int events)
 {
     srv_receive *receive = poll->data;
@@ -499,7 +530,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
     bool is_surplus = HASH_COUNT(receive->connections) - receive->n_surplus >= receive->room &&
                       !displace(receive, false);
     bool is_shut_out = is_surplus && receive->n_surplus >= MAX_SURPLUS && !displace(receive, true);
-    if (!c || is_shut_out || uv_poll_init(&receive->loop, &c->poll, fd)) {
+    if (!c || is_shut_out || !let_in(receive, c, fd)) {
         srv_log(SRV_WARN, "connection refused  open=%u", HASH_COUNT(receive->connections));
         srv_stats_add(SRV_COUNT_connections_refused, 1);
         free(c);
@@ -508,16 +539,11 @@ static void on_client(uv_poll_t *poll, int status, int events)
     }
     srv_stats_add(SRV_COUNT_connections, 1);
     c->receive = receive;
-    c->id = ++receive->last_id;
     c->poll.data = c;
     c->socket = fd;
     c->refs = 1;
     c->opened_ms = now_ms();
     receive->n_surplus += c->is_surplus = is_surplus;
-    pthread_mutex_lock(&receive->lock);
-    HASH_ADD(hh, receive->connections, id, sizeof c->id, c);
-    receive->n_alive++;
-    pthread_mutex_unlock(&receive->lock);
     /* It fits into a fresh socket's buffer; a peer that is gone already is noticed by its poll. */
     if (send(fd, HELLO_REP, sizeof HELLO_REP, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof HELLO_REP)
         hang_up(c);

@@ -201,6 +201,12 @@ attnd_status srv_session_make(srv_engine *engine, const char *client, srv_sessio
         return status;
     }
     session->number = number;
+    HASH_ADD(hh, engine->sessions, number, sizeof session->number, session);
+    if (!session->hh.tbl) {
+        ker_stream_close(session->stream);
+        free(session);
+        return attnd_fail(err, ATTND_NO_ROOM, "session: no memory");
+    }
     session->opened_ns = srv_now_ns();
     snprintf(session->client, sizeof session->client, "%s", client);
     *out = session;
@@ -223,7 +229,6 @@ static void linger_if_abandoned(srv_engine *engine, srv_session *session)
 void srv_session_open(srv_engine *engine, srv_session *session, uint32_t connection)
 {
     session->ordinal = ++engine->last_ordinal;
-    HASH_ADD(hh, engine->sessions, number, sizeof session->number, session);
     srv_stats_add(SRV_COUNT_sessions_opened, 1);
     srv_stats_gauge(SRV_GAUGE_sessions, 1);
     srv_log(SRV_INFO, "session open  session=%u client=\"%s\"", session->ordinal, session->client);

@@ -8,6 +8,8 @@
 #ifndef ATTND_DAEMON_SESSION_H
 #define ATTND_DAEMON_SESSION_H
 
+/* A table without memory for one more says so in the element's hh.tbl: NULL. */
+#define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
 #include "daemon/engine.h"
@@ -93,12 +95,12 @@ struct srv_session {
  * BAD_MESSAGE. */
 attnd_status srv_name_check(const char *field, const char *name, attnd_err *err);
 
-/* NO_ROOM when there are too many sessions or no memory. Nobody finds it before srv_session_open.
- */
+/* NO_ROOM when there are too many sessions or no memory. Filed under its number; the same event
+ * goes on with srv_session_open. */
 attnd_status srv_session_make(srv_engine *engine, const char *client, srv_session **out,
                               attnd_err *err);
 
-/* It can be found from now on, hangs on the connection and is entered by the request that opens it.
+/* It hangs on the connection from now on and is entered by the request that opens it.
  * Ends at once, to be freed when that request leaves, if the connection is gone already. */
 void srv_session_open(srv_engine *engine, srv_session *session, uint32_t connection);
 

@@ -9,9 +9,10 @@
 #include "daemon/road.h"
 #include "daemon/session.h"
 
-enum { HEADS = 2, DIM = 8, T = 4, BLOCKS = 8, MOST_TURNS = 64, SEQS = 2 };
+enum { REPLY_BYTES = 1 << 14, HEADS = 2, DIM = 8, T = 4, BLOCKS = 8, MOST_TURNS = 64, SEQS = 2 };
 
 srv_engine fuzz_engine;
+void (*fuzz_on_the_road)(bool is);
 
 static cfg config;
 
@@ -19,7 +20,7 @@ static cfg config;
 typedef struct flight {
     srv_request request;
     bool is_sent;
-    uint8_t *reply; /* a copy of exactly its bytes */
+    uint8_t reply[REPLY_BYTES];
     size_t n_reply;
 } flight;
 
@@ -35,15 +36,17 @@ static void keep_reply(srv_request *request)
     FUZZ_CHECK(!f->is_sent);
     f->is_sent = true;
     f->n_reply = request->n_sent;
-    f->reply = malloc(request->n_sent ? request->n_sent : 1);
-    if (request->n_sent)
-        memcpy(f->reply, request->sent, request->n_sent);
+    FUZZ_CHECK(request->n_sent && request->n_sent <= sizeof f->reply);
+    memcpy(f->reply, request->sent, request->n_sent);
     msg_arena_reset(&request->arena);
 }
 
 attnd_status fuzz_check_reply(const uint8_t *bytes, size_t n)
 {
-    Attnd__V1__Reply *reply = attnd__v1__reply__unpack(NULL, n, bytes);
+    uint8_t *exact = malloc(n ? n : 1); /* so that a read behind it is seen */
+    memcpy(exact, bytes, n);
+    Attnd__V1__Reply *reply = attnd__v1__reply__unpack(NULL, n, exact);
+    free(exact);
     FUZZ_CHECK(reply && reply->status);
     const Attnd__V1__Status *status = reply->status;
     attnd_status code = (attnd_status)status->code;
@@ -87,6 +90,17 @@ void fuzz_run_out_of_time(void)
     fuzz_engine.has_news = true;
 }
 
+static void on_the_road(bool is)
+{
+    if (fuzz_on_the_road)
+        fuzz_on_the_road(is);
+}
+
+attnd_reason fuzz_world_reason(size_t i)
+{
+    return flights[i].request.reply.err.reason;
+}
+
 void fuzz_world_send(const uint8_t *const *bytes, const size_t *n_bytes, size_t n)
 {
     static uint8_t before[2][BLOCKS * 1024];
@@ -95,19 +109,21 @@ void fuzz_world_send(const uint8_t *const *bytes, const size_t *n_bytes, size_t 
         FUZZ_CHECK(model->groups[g].memory.bytes <= sizeof before[g]);
         memcpy(before[g], model->groups[g].memory.base, model->groups[g].memory.bytes);
     }
+    on_the_road(true);
     for (size_t i = 0; i < n; i++)
         arrive(&flights[i], bytes[i], n_bytes[i]);
+    on_the_road(false);
     for (int turn = 0; !all_sent(n); turn++) {
         FUZZ_CHECK(turn < MOST_TURNS);
+        on_the_road(true);
         srv_engine_turn(&fuzz_engine, false);
+        on_the_road(false);
         if (!fuzz_device_run(fuzz_engine.device) && !all_sent(n))
             fuzz_run_out_of_time();
     }
     bool all_refused = true;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         all_refused &= fuzz_check_reply(flights[i].reply, flights[i].n_reply) != ATTND_OK;
-        free(flights[i].reply);
-    }
     FUZZ_CHECK(!fuzz_engine.n_in_flight && !fuzz_engine.waiting);
     if (!all_refused)
         return;
@@ -126,7 +142,6 @@ static uint64_t send_one(Attnd__V1__Request *request)
     arrive(&flights[0], bytes, n);
     srv_engine_turn(&fuzz_engine, false);
     FUZZ_CHECK(all_sent(1) && fuzz_check_reply(flights[0].reply, flights[0].n_reply) == ATTND_OK);
-    free(flights[0].reply);
     return fuzz_engine.last_handle;
 }
 
@@ -215,7 +230,9 @@ static void open_session(void)
 {
     attnd_err err;
     FUZZ_CHECK(srv_session_make(&fuzz_engine, "fuzz", &session, &err) == ATTND_OK);
+    HASH_DEL(fuzz_engine.sessions, session);
     session->number = FUZZ_SESSION;
+    HASH_ADD(hh, fuzz_engine.sessions, number, sizeof session->number, session);
     srv_session_open(&fuzz_engine, session, FUZZ_CONNECTION);
     srv_session_leave(&fuzz_engine, session);
     fuzz_engine.last_handle = 0;
@@ -260,11 +277,10 @@ void fuzz_world_open(void)
     open_session();
 }
 
-/* Whether a request left the session as it was, but for what lies in its memory. */
-static bool is_as_opened(void)
+bool fuzz_world_is_as_opened(void)
 {
     if (fuzz_engine.sessions != session || session->hh.next || session->n_leases ||
-        fuzz_engine.last_handle != FUZZ_HANDLES || session->history.n_arrived ||
+        session->n_in_flight || session->buffer_bytes != 2 * FUZZ_BUFFER_BYTES ||
         HASH_COUNT(session->models) != 1 || HASH_COUNT(session->buffers) != 2 ||
         HASH_COUNT(session->plans) != 2)
         return false;
@@ -274,10 +290,24 @@ static bool is_as_opened(void)
     return true;
 }
 
+void fuzz_world_close(void)
+{
+    srv_session *next;
+    HASH_ITER(hh, fuzz_engine.sessions, session, next)
+    {
+        srv_session_end(&fuzz_engine, session, "fuzz");
+    }
+    for (size_t i = 0; i < FUZZ_REQUESTS; i++)
+        msg_arena_fini(&flights[i].request.arena);
+    srv_queue_fini(&fuzz_engine.queue);
+    ker_device_close(fuzz_engine.device);
+}
+
 void fuzz_world_reset(void)
 {
     srv_session *next;
-    if (is_as_opened()) {
+    if (fuzz_world_is_as_opened() && fuzz_engine.last_handle == FUZZ_HANDLES &&
+        !session->history.n_arrived) {
         srv_buffer *buffer;
         uint64_t handle = FUZZ_INTS;
         HASH_FIND(hh, session->buffers, &handle, sizeof handle, buffer);

@@ -42,8 +42,20 @@ enum {
 
 extern srv_engine fuzz_engine;
 
+/* Called when the daemon's own code begins to run for a request, and when the device's or the
+ * caller's does; NULL: nobody. */
+extern void (*fuzz_on_the_road)(bool is);
+
 /* Opens it; the session with all it has. */
 void fuzz_world_open(void);
+void fuzz_world_close(void);
+
+/* Why the i-th of the requests sent last was refused; NO_REASON: it was not. */
+attnd_reason fuzz_world_reason(size_t i);
+
+/* Whether nothing has changed but what lies in memory, which ids came and which handles are used
+ * up. */
+bool fuzz_world_is_as_opened(void);
 
 /* Sends requests that are on their way together, until all are answered, and checks every reply.
  * bytes borrowed. At most FUZZ_REQUESTS. */

@@ -6,7 +6,7 @@
 
 /* Owner: the arming thread. */
 static _Thread_local size_t countdown; /* 0: not armed */
-static _Thread_local bool came;
+static _Thread_local bool came, is_paused;
 
 void oom_arm(size_t n)
 {
@@ -36,8 +36,20 @@ size_t oom_watched(void)
     return n_watched;
 }
 
+void oom_pause(void)
+{
+    is_paused = true;
+}
+
+void oom_resume(void)
+{
+    is_paused = false;
+}
+
 OOM_PLAIN static bool fails(void)
 {
+    if (is_paused)
+        return false;
     if (watches)
         n_watched++;
     if (countdown == 0 || --countdown > 0)
@@ -71,4 +83,20 @@ void *oom_realloc(void *old, size_t bytes)
 {
     static void *cache;
     return fails() ? NULL : ((void *(*)(void *, size_t))next("realloc", &cache))(old, bytes);
+}
+
+void *oom_aligned_alloc(size_t align, size_t bytes)
+{
+    static void *cache;
+    return fails() ? NULL
+                   : ((void *(*)(size_t, size_t))next("aligned_alloc", &cache))(align, bytes);
+}
+
+void *oom_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+    static void *cache;
+    if (fails())
+        return MAP_FAILED;
+    return ((void *(*)(void *, size_t, int, int, int, off_t))next("mmap", &cache))(
+        at, bytes, protection, flags, fd, offset);
 }
