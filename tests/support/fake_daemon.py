@@ -11,7 +11,10 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 
+import attnd
+import tap
 from attnd import wire
 
 SESSION = 0xA77D
@@ -194,3 +197,64 @@ class FakeDaemon:
                 continue
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", beside))]
             sock.sendmsg([reply.SerializeToString()], rights if beside else [])
+
+
+def client_of(daemon, timeout=10.0):
+    return attnd.Client(daemon.dir, timeout=timeout)
+
+
+def error_of(function, *args, **kwargs):
+    """(code, reason, field, message) of the Error that function raises, and the seconds it took."""
+    begin = time.monotonic()
+    wrong = tap.raises(attnd.Error, function, *args, **kwargs)
+    return (wrong.code, wrong.reason, wrong.field, wrong.message), time.monotonic() - begin
+
+
+def waits_at_most(seconds, function, *args, **kwargs):
+    got, took = error_of(function, *args, **kwargs)
+    assert took < seconds, f"took {took:.1f} s"
+    return got
+
+
+def ping_reply(request):
+    reply = wire.Reply(id=request.id, instance=1)
+    reply.status.SetInParent()
+    reply.ping.SetInParent()
+    return reply
+
+
+def refuse(code, reason, field, message):
+    def on(request, reply):
+        reply.status.code = code
+        reply.status.reason = reason
+        reply.status.field = field
+        reply.status.message = message
+        return True
+
+    return on
+
+
+def break_first(daemon, op, n=1):
+    """The first n requests of an op break the connection they came over."""
+    left = [n]
+
+    def on(request, reply):
+        if left[0]:
+            left[0] -= 1
+            daemon.end(daemon.peers[-1].socket)
+            return False
+        return daemon.empty(request, reply)
+
+    daemon.on[op] = on
+
+
+def kill(daemon):
+    """Nobody listens any more, and all connections end."""
+    for listener in daemon.listeners:
+        daemon.end(listener)
+    for sock in daemon.leases + [peer.socket for peer in daemon.peers]:
+        daemon.end(sock)
+
+
+def ids_of(daemon, op):
+    return [request.id for request in daemon.requests if request.WhichOneof("op") == op]
