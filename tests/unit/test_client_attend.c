@@ -10,33 +10,9 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "proto/client/attnd.h"
-#include "tests/support/fake_server.h"
-
-static attnd_client *connected(fake_server *server)
-{
-    fake_open(server);
-    attnd_client *client;
-    assert_int_equal(attnd_connect(&client, server->dir, "test", 5000, NULL), ATTND_OK);
-    return client;
-}
-
-static attnd_buffer *made_buffer(attnd_client *client)
-{
-    attnd_buffer *buffer;
-    assert_int_equal(attnd_create_buffer(client, 4096, 0, &buffer, NULL), ATTND_OK);
-    return buffer;
-}
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
+#include "tests/support/fake_client.h"
 
 /* ---- Models ---- */
 
@@ -110,8 +86,7 @@ static void a_model_arrives_as_it_is_given(void **state)
     assert_int_equal(attnd_close_model(client, 77, 0, &err), ATTND_OK);
     assert_int_equal(attnd_close_model(client, 78, 0, &err), ATTND_NOT_FOUND);
     assert_string_equal(err.text, "model = 78: no such model");
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action refuse_model(fake_server *server, const msg_request *request, msg_reply *reply)
@@ -141,8 +116,7 @@ static void a_refused_model_fills_nothing(void **state)
     assert_string_equal(err.text, "pools = 1: 0 groups were sent");
     assert_int_equal(model.model, 1);
     assert_int_equal(model.n_layers, 2);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 /* ---- Attention ---- */
@@ -223,8 +197,7 @@ static void an_attend_arrives_as_it_is_given(void **state)
     assert_int_equal(timing.device_us, 6);
     assert_int_equal(timing.version, 0);
     assert_int_equal(attnd_attend(client, &request, 0, NULL, NULL), ATTND_OK);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static void more_dimensions_than_a_tensor_holds_are_refused(void **state)
@@ -267,8 +240,7 @@ static void more_dimensions_than_a_tensor_holds_are_refused(void **state)
     }
     assert_int_equal(fake_n_requests(&server, MSG_OP_attend), 0);
     assert_int_equal(attnd_attend(client, &r, 0, NULL, NULL), ATTND_OK);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 /* ---- Many in flight ---- */
@@ -310,8 +282,7 @@ static void every_request_gets_its_own_answer(void **state)
             assert_int_equal(timing.queue_us, i);
         }
     }
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action never_attend(fake_server *server, const msg_request *request, msg_reply *reply)
@@ -335,8 +306,7 @@ static void waiting_ends_at_the_deadline_given_at_the_start(void **state)
     assert_true(took >= 290 && took < 1500);
     assert_int_equal(err.reason, ATTND_TIMED_OUT);
     assert_int_equal(attnd_ping(client, 0, NULL), ATTND_OK); /* the client goes on */
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 /* The fourth breaks the connection; what comes again is answered with its layer. */
@@ -386,8 +356,7 @@ static void all_in_flight_are_repeated_when_the_connection_breaks(void **state)
                 n_same += again[k] == sent[i];
             assert_int_equal(n_same, 1);
         }
-        attnd_close(client);
-        fake_close(&server);
+        leave(client, &server);
     }
 }
 
@@ -411,8 +380,7 @@ static void a_new_request_takes_those_along_that_were_cut_off(void **state)
     assert_int_equal(fake_n_requests(&server, MSG_OP_attend), 8);
     for (int i = 0; i < 4; i++)
         assert_int_equal(attnd_wait(pending[i], NULL, &err), ATTND_OK);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 typedef struct waiter {
@@ -448,8 +416,7 @@ static void threads_that_wait_share_the_repeats(void **state)
         assert_int_equal(waiters[i].status, ATTND_OK);
     }
     assert_int_equal(fake_n_requests(&server, MSG_OP_attend), 8);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action die_at_attend(fake_server *server, const msg_request *request, msg_reply *reply)
@@ -495,8 +462,7 @@ static void closing_ends_what_nobody_waited_for(void **state)
     client = connected(&server);
     assert_int_equal(attnd_attend_start(client, &request, 0, &pending[0], NULL), ATTND_OK);
     assert_int_equal(attnd_ping(client, 0, NULL), ATTND_OK);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 int main(void)

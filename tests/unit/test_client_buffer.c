@@ -16,16 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/client/attnd.h"
-#include "tests/support/fake_server.h"
-
-static attnd_client *connected(fake_server *server)
-{
-    fake_open(server);
-    attnd_client *client;
-    assert_int_equal(attnd_connect(&client, server->dir, "test", 5000, NULL), ATTND_OK);
-    return client;
-}
+#include "tests/support/fake_client.h"
 
 static int n_descriptors(void)
 {
@@ -51,13 +42,6 @@ static int n_mappings(void)
     return n;
 }
 
-static void assert_refusal(const attnd_err *err, attnd_reason reason, const char *text)
-{
-    assert_string_equal(err->text, text);
-    assert_int_equal(err->reason, reason);
-    assert_int_equal(err->status, attnd_reason_status(reason));
-}
-
 static void a_buffer_is_memory_both_sides_see(void **state)
 {
     fake_server server = {0};
@@ -80,8 +64,7 @@ static void a_buffer_is_memory_both_sides_see(void **state)
     assert_int_equal(attnd_free_buffer(buffer, 0, &err), ATTND_OK);
     assert_int_equal(n_mappings(), 0);
     assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action with_offset(fake_server *server, const msg_fd_request *request,
@@ -104,8 +87,7 @@ static void a_buffer_may_start_anywhere_in_its_file(void **state)
     assert_string_equal(seen, "here");
     assert_int_equal(attnd_free_buffer(buffer, 0, NULL), ATTND_OK);
     assert_int_equal(n_mappings(), 0);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static void surplus_descriptors_are_closed(void **state)
@@ -116,8 +98,7 @@ static void surplus_descriptors_are_closed(void **state)
     int before = n_descriptors();
     assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, NULL), ATTND_OK);
     assert_int_equal(n_descriptors(), before + 1); /* the fake's own */
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static void closing_unmaps_every_buffer(void **state)
@@ -156,8 +137,7 @@ static void a_refused_buffer_leaves_nothing(void **state)
     assert_refusal(&err, ATTND_TOO_LARGE, "bytes = 1: something");
     assert_int_equal(n_mappings(), 0);
     assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 0);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action refuse_free(fake_server *server, const msg_request *request, msg_reply *reply)
@@ -178,8 +158,7 @@ static void a_buffer_whose_freeing_is_refused_is_unmapped(void **state)
     assert_int_equal(attnd_free_buffer(buffer, 0, &err), ATTND_NOT_FOUND);
     assert_refusal(&err, ATTND_NO_SUCH_HANDLE, "buffer = 55: no such buffer");
     assert_int_equal(n_mappings(), 0);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 /* ---- When the descriptor does not come ---- */
@@ -212,8 +191,7 @@ static void assert_fetch_refused(fake_action (*script)(fake_server *, const msg_
     assert_int_equal(n_mappings(), 0);
     assert_int_equal(n_descriptors(), before + 1); /* the fake's own */
     assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action without_descriptor(fake_server *server, const msg_fd_request *request,
@@ -271,8 +249,7 @@ static void a_packet_that_does_not_decode_is_broken(void **state)
     assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_INTERNAL);
     assert_null(buffer);
     assert_refusal(&err, ATTND_BROKEN, text);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action never(fake_server *server, const msg_fd_request *request, msg_fd_reply *reply)
@@ -299,8 +276,7 @@ static void a_descriptor_that_does_not_come_ends_the_connection_it_was_asked_ove
     on_fetch = fake_fd_answer;
     pthread_mutex_unlock(&server.lock);
     assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_OK);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action hang_up(fake_server *server, const msg_fd_request *request, msg_fd_reply *reply)
@@ -321,8 +297,7 @@ static void a_buffer_socket_that_closes_twice_is_said(void **state)
     assert_null(buffer);
     assert_refusal(&err, ATTND_RESTARTED, text);
     assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action hang_up_once(fake_server *server, const msg_fd_request *request,
@@ -343,8 +318,7 @@ static void a_buffer_is_asked_for_again_over_a_new_lease(void **state)
     assert_int_equal(fake_n_fd_requests(&server), 4); /* lease, buffer, lease, buffer */
     assert_int_equal(fake_n_requests(&server, MSG_OP_create_buffer), 1);
     assert_true(fake_wait_leases(&server, 1));
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 /* ---- Names ---- */
@@ -414,8 +388,7 @@ static void assert_name_refused(uint64_t bytes, attnd_reason reason, const char 
     assert_refusal(&err, reason, text);
     assert_int_equal(n_descriptors(), before + 1); /* the fake's own */
     assert_int_equal(fake_n_requests(&server, MSG_OP_free_buffer), 1);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static void a_name_that_cannot_be_mapped_is_refused_and_the_buffer_given_back(void **state)
@@ -461,8 +434,7 @@ static void threads_share_the_buffer_socket(void **state)
         assert_int_equal((size_t)n_ok, 30);
     }
     assert_int_equal(n_mappings(), 0);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static void *create_slowly(void *client)
@@ -490,8 +462,7 @@ static void waiting_for_anothers_descriptor_ends_in_time(void **state)
     void *other;
     pthread_join(thread, &other);
     assert_int_equal((uintptr_t)other, ATTND_DEADLINE_EXCEEDED);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 int main(void)

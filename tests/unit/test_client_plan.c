@@ -11,25 +11,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/client/attnd.h"
-#include "tests/support/fake_server.h"
+#include "tests/support/fake_client.h"
 
 static const int32_t ONE[] = {1}, LENS[] = {17, 40}, IDS[] = {-1, 2, 70000};
-
-static attnd_client *connected(fake_server *server)
-{
-    fake_open(server);
-    attnd_client *client;
-    assert_int_equal(attnd_connect(&client, server->dir, "test", 5000, NULL), ATTND_OK);
-    return client;
-}
-
-static attnd_buffer *made_buffer(attnd_client *client)
-{
-    attnd_buffer *buffer;
-    assert_int_equal(attnd_create_buffer(client, 4096, 0, &buffer, NULL), ATTND_OK);
-    return buffer;
-}
 
 static bool is_tensor(const msg_tensor *t, attnd_dtype dtype, uint64_t offset, uint32_t n_dims)
 {
@@ -87,8 +71,7 @@ static void a_plan_is_made_and_dropped(void **state)
     assert_int_equal(attnd_drop_plan(client, 66, 0, &err), ATTND_OK);
     assert_int_equal(attnd_drop_plan(client, 67, 0, &err), ATTND_NOT_FOUND);
     assert_string_equal(err.text, "plan = 67: no such plan");
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action refuse_plans(fake_server *server, const msg_request *request, msg_reply *reply)
@@ -129,8 +112,7 @@ static void a_refused_plan_fills_nothing(void **state)
     assert_int_equal(attnd_step(client, &step, 0, &timing, &err), ATTND_FAILED_PRECONDITION);
     assert_string_equal(err.text, "update.version = 1: the plan is at 3");
     assert_int_equal(timing.version, 6);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static bool is_update(const msg_plan_update *u)
@@ -217,8 +199,7 @@ static void updates_and_steps_arrive_as_they_are_given(void **state)
     assert_int_equal(attnd_step_start(client, &step, 0, &pending, &err), ATTND_OK);
     assert_true(attnd_pending_id(pending) > 0);
     assert_int_equal(attnd_wait(pending, NULL, &err), ATTND_OK);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 static fake_action look_at_bare_step(fake_server *server, const msg_request *request,
@@ -247,8 +228,7 @@ static void a_step_without_update_and_an_attend_of_a_plan_name_the_plan_alone(vo
         .model = 77, .layer = 3, .plan = 66, .batch = {.n_contexts = 9, .n_tables = 5}};
     assert_int_equal(attnd_attend(client, &attend, 0, NULL, &err), ATTND_OK);
     assert_string_equal(err.text, "");
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 /* ---- Merging ---- */
@@ -291,8 +271,7 @@ static void a_merge_arrives_as_it_is_given(void **state)
     assert_int_equal(timing.queue_us, 10);
     assert_int_equal(timing.device_us, 11);
     assert_int_equal(timing.version, 0);
-    attnd_close(client);
-    fake_close(&server);
+    leave(client, &server);
 }
 
 /* ---- What cannot be read ---- */
