@@ -16,6 +16,8 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("ATTND_BUILD") or os.path.join(ROOT, "build", "release")
+# Slower then, many times over, and freed memory is kept for a while to see it used.
+IS_SANITIZED = os.path.basename(BUILD) in ("asan", "tsan")
 sys.path[:0] = [
     os.path.join(BUILD, "python"),
     *(os.path.join(ROOT, "tests", folder) for folder in ("support", "e2e", "soak")),

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 
-from support import BUILD, ROOT, Daemon
+from support import BUILD, IS_SANITIZED, ROOT, Daemon
 
 import tap
 
@@ -91,7 +91,7 @@ def isas():
 
 add_all("by the evaluator alone", *check("--oracle"))
 run_daemon("as they are", [])
-if "asan" in BUILD or "tsan" in BUILD:
+if IS_SANITIZED:
     add_skip("through plans, and on other instruction sets", "sanitized: too slow for all of them")
 else:
     run_daemon("through plans", [], "--plans")

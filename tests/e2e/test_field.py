@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from support import BUILD, Daemon, attnd, error_of
+from support import BUILD, IS_SANITIZED, Daemon, attnd, error_of
 
 import numpy as np
 import tap
@@ -21,8 +21,7 @@ from raw import DIM, N_HEADS, ROW, Raw, Session, message, ok, one_row, refusal, 
 
 LINGER_S = 0.3
 LINGER = f"--session.linger={LINGER_S * 1000:.0f}ms"
-IS_SLOW = "asan" in BUILD or "tsan" in BUILD
-N_FUZZ = 3000 if IS_SLOW else 30000
+N_FUZZ = 3000 if IS_SANITIZED else 30000
 MIB = 1 << 20
 daemon = None
 
@@ -71,7 +70,7 @@ def b116_a_killed_client_gives_256_mib_back_within_its_linger():
         assert time.monotonic() - begin < LINGER_S + 2, "it took longer than the linger"
         kills.wait_until_given_back(own, before, LINGER_S)
         tap.equal(own.rpc("sessions.list")["sessions"], [])
-        if not IS_SLOW:  # a sanitizer keeps freed memory for a while
+        if not IS_SANITIZED:  # a sanitizer keeps freed memory for a while
             grown = resident_kib(own.engine()) - kib
             assert grown < 2048, f"{grown} KiB more"
         tap.equal(own.stop(), 0)
@@ -181,7 +180,7 @@ def b131_messages_of_no_kind_are_bad_messages():
 @tap.test
 def b131_thousands_of_messages_that_nobody_would_send_are_answered():
     with Daemon(LINGER, "--log.level=error") as own:
-        codes = fuzz.messages(own, N_FUZZ, seed=131, may_grow_kib=1 << 20 if IS_SLOW else 8192)
+        codes = fuzz.messages(own, N_FUZZ, seed=131, may_grow_kib=1 << 20 if IS_SANITIZED else 8192)
         assert {0, 3} <= set(codes), f"they do not get far: {codes}"
         tap.equal(own.log(), "")
         tap.equal(own.stop(), 0)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 
-from support import BUILD, Daemon, attnd, error_of
+from support import BUILD, IS_SANITIZED, Daemon, attnd, error_of
 
 import numpy as np
 import tap
@@ -26,7 +26,6 @@ from raw import Raw, Session, message, ok, refusal
 
 FLOOD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "flood.py")
 PING = message("ping").SerializeToString()
-IS_SLOW = "asan" in BUILD or "tsan" in BUILD
 N_REQUESTS = 20000
 daemon = None
 
@@ -205,7 +204,7 @@ def clients_that_never_read_are_cut_off_and_hold_up_nobody_for_long():
         if tried[-1] < 0.3:
             break
     assert min(tried) < 0.3, f"seconds without an answer: {tried}"
-    if not IS_SLOW:  # a sanitizer keeps freed memory for a while, to see it used
+    if not IS_SANITIZED:  # a sanitizer keeps freed memory for a while, to see it used
         assert grown < 32 << 20, f"{grown} bytes more"
 
 
@@ -251,11 +250,11 @@ def a_message_too_long_ends_its_connection_and_takes_no_memory():
 def twenty_thousand_requests_leave_it_as_large_as_it_was():
     """The connections of B148; make soak has its counts."""
     with Daemon("--log.level=error") as own:
-        if IS_SLOW:  # and keeps freed memory for a while, to see it used
+        if IS_SANITIZED:  # and keeps freed memory for a while, to see it used
             flat.requests(own, N_REQUESTS // 10, may_grow_kib=1 << 20)
         else:
             flat.requests(own, N_REQUESTS)
-        flat.churn(own, 400, may_grow_kib=1 << 20 if IS_SLOW else 8192)
+        flat.churn(own, 400, may_grow_kib=1 << 20 if IS_SANITIZED else 8192)
         tap.equal(own.stop(), 0)
 
 
@@ -339,7 +338,7 @@ def sigterm_under_load_answers_every_request_and_leaves_with_0():
 
 def a_draining_daemon(own):
     """Told to stop while a prefill runs that takes seconds; its Pending."""
-    n = 8192 if not IS_SLOW else 2048
+    n = 8192 if not IS_SANITIZED else 2048
     client = attnd.Client(own.dir, timeout=120)
     model = client.open_model(
         {
