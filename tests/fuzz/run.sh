@@ -14,8 +14,10 @@ for fuzzer in build/fuzz/bin/fuzz_*; do
     [ -z "$only" ] || [ "$only" = "$target" ] || continue
     mkdir -p "build/fuzz/$target" build/fuzz/crashes
     echo "fuzz $target: $seconds s"
+    more=()
+    [ "$target" != case ] || more=(tests/cases)
     "$fuzzer" -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=2048 -entropic=0 -print_final_stats=1 \
-        -artifact_prefix="build/fuzz/crashes/$target-" "build/fuzz/$target" "tests/fuzz/corpus/$target" \
+        -artifact_prefix="build/fuzz/crashes/$target-" "build/fuzz/$target" "tests/fuzz/corpus/$target" "${more[@]}" \
         >"build/fuzz/$target.log" 2>&1 || failed+=("$target")
     grep -E '^stat::(number_of_executed_units|average_exec_per_sec|peak_rss_mb)|^Done' "build/fuzz/$target.log"
 done

@@ -316,7 +316,25 @@ def config():
         write("config", name, text.encode())
 
 
+def cases():
+    """Parts of the format; whole files are those of tests/cases."""
+    with open(os.path.join(ROOT, "tests", "cases", "append_reaches_its_rows_only.json"), encoding="utf-8") as file:
+        whole = file.read()
+    texts = {
+        "empty": "{}",
+        "list": "[]",
+        "whole": whole,
+        "half": whole[: len(whole) // 2],
+        "no_such": whole.replace('"steps"', '"stepps"'),
+        "numbers": re.sub(r"(?<=[: ])\d+", "-9223372036854775808", whole),
+        "large": re.sub(r"(?<=[: ])\d+", "18446744073709551615", whole),
+    }
+    for name, text in texts.items():
+        write("case", name, text.encode())
+
+
 if __name__ == "__main__":
+    cases()
     requests()
     packets()
     frames()
