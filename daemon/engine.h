@@ -28,7 +28,7 @@ struct srv_engine {
     srv_store *store;   /* NULL without a keeper */
     srv_transport transport;
     struct srv_capture *capture; /* records what is done; NULL: nothing can be */
-    void (*drained)(void *arg); /* nothing is in flight any more; from the engine thread, once */
+    void (*drained)(void *arg);  /* nothing is in flight any more; from the engine thread, once */
     void *drained_arg;
 
     srv_queue queue; /* the only door for other threads */
