@@ -7,9 +7,10 @@
  *     │ partial row │ partial row │ partial row │      what is still too long for the threads to
  *     └─────────────┴─────────────┴─────────────┴──▶   share, and merge in this order
  *
- * The longest item of a default cut takes a quarter of a thread's share. A batch-invariant cut
- * looks at nothing but the sequence itself: contexts stay whole, generations are cut at multiples
- * of a step that grows with their own length.
+ * The longest item of a default cut takes a quarter of a thread's share, and no more work than
+ * MAX_ITEM_TILES allow: keys × rows × (D + Dv), which is what others wait for. A batch-invariant
+ * cut looks at nothing but the sequence itself: contexts stay whole, generations are cut at
+ * multiples of a step that grows with their own length.
  */
 #include "kernels/registry.h"
 
@@ -17,7 +18,8 @@ enum {
     ITEMS_A_THREAD = 4,
     MIN_SPLIT_TILES = 4,   /* shorter pieces cost more to merge than they win */
     TILE_OVERHEAD = 8,     /* of one step over a tile of keys, in rows */
-    MAX_ITEM_TILES = 256,  /* of KER_TILE_ROWS rows: a few milliseconds of one thread */
+    MAX_ITEM_TILES = 256,  /* of KER_TILE_ROWS rows of FULL_WIDTH: a few milliseconds of a thread */
+    FULL_WIDTH = 256,      /* of q·k and p·v together, D + Dv; wider heads have shorter items */
     INVARIANT_STEP = 2048, /* keys */
     INVARIANT_MAX_SPLITS = 32,
 };
@@ -234,6 +236,14 @@ static double total_cost(const cutter *c, seq_range seqs)
     return total;
 }
 
+/* The most a default item may cost, in rows × tiles of the problem's width. */
+static double most_cost(const ker_problem *p)
+{
+    double width = (double)p->head_dim + p->head_dim_v;
+    double most = (double)MAX_ITEM_TILES * (KER_TILE_ROWS + TILE_OVERHEAD);
+    return width > FULL_WIDTH ? most * FULL_WIDTH / width : most;
+}
+
 static cutter cutter_of(const ker_device *device, const ker_problem *p, uint32_t n_splits)
 {
     uint32_t group = p->n_heads / p->n_kv_heads;
@@ -242,7 +252,7 @@ static cutter cutter_of(const ker_device *device, const ker_problem *p, uint32_t
         .group = group,
         .row_tokens = group < KER_TILE_ROWS ? (int32_t)(KER_TILE_ROWS / group) : 1,
         .n_splits = n_splits,
-        .max_cost = (double)MAX_ITEM_TILES * (KER_TILE_ROWS + TILE_OVERHEAD),
+        .max_cost = most_cost(p),
     };
     if (n_splits || p->batch_invariant)
         return c;

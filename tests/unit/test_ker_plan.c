@@ -262,6 +262,72 @@ static void what_fills_the_threads_is_not_split(void **state)
     free(s);
 }
 
+/* Multiplications of the item that has most: keys × rows × (D + Dv). */
+static double longest_item(const ker_plan *plan)
+{
+    const ker_problem *p = &plan->problem;
+    double longest = 0;
+    for (int phase = 0; phase < 2; phase++)
+        for (int64_t i = 0; i < plan->part[phase].n_items; i++) {
+            const ker_item *item = &plan->part[phase].items[i];
+            double keys = item->kv_end - item->kv_first;
+            double rows = (double)item->n_rows * (p->n_heads / p->n_kv_heads);
+            double work = keys * rows * ((double)p->head_dim + p->head_dim_v);
+            longest = work > longest ? work : longest;
+        }
+    return longest;
+}
+
+/* A context and a generation, both of them far longer than an item may be. */
+static ker_plan *plan_of_width(uint32_t group, uint32_t head_dim, uint32_t head_dim_v,
+                               void **memory)
+{
+    shape *s = make_shape(2, 1, group, 2);
+    s->q_len[0] = (int32_t)(512 / group);
+    s->q_len[1] = 1;
+    s->kv_len[0] = s->kv_len[1] = 1 << 18;
+    s->problem.head_dim = head_dim;
+    s->problem.head_dim_v = head_dim_v;
+    s->problem.mask.kinds = 0;
+    settle(s);
+    ker_plan *plan = plan_and_check(&s->problem, 0, memory);
+    free(s);
+    return plan;
+}
+
+static void items_of_wide_heads_take_no_more_work_than_those_of_narrow_ones(void **state)
+{
+    static const uint32_t widths[][2] = {{192, 128}, {256, 256}, {576, 512}, {1024, 1024}};
+    static const uint32_t groups[] = {1, 8, 128};
+    ker_device *small = device;
+    ker_device_options options = {.n_threads = 4, .n_slots = 1, .workspace_bytes = 4ul << 30};
+    assert_int_equal(ker_device_open(&device, &options, NULL), ATTND_OK);
+    for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+        void *memory, *wide_memory;
+        double narrow = longest_item(plan_of_width(groups[g], 128, 128, &memory));
+        /* The narrow ones are as long as an item may be: this problem has more than enough work. */
+        assert_true(narrow > 0.7 * 256 * KER_TILE_KEYS * KER_TILE_ROWS * 256);
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+            double wide =
+                longest_item(plan_of_width(groups[g], widths[w][0], widths[w][1], &wide_memory));
+            /* Cuts lie between tiles: each may be one off. */
+            double rows = groups[g] > KER_TILE_ROWS ? groups[g] : KER_TILE_ROWS;
+            double off = KER_TILE_KEYS * rows * (256.0 + widths[w][0] + widths[w][1]);
+            if (wide > narrow + off)
+                fail_msg("group %u, width %u + %u: %.3g is more than %.3g", groups[g], widths[w][0],
+                         widths[w][1], wide, narrow);
+            free(wide_memory);
+        }
+        /* Common heads are cut as ever: by rows and keys alone. */
+        ker_plan *half = plan_of_width(groups[g], 64, 64, &wide_memory);
+        assert_true(longest_item(half) == narrow / 2);
+        free(wide_memory);
+        free(memory);
+    }
+    ker_device_close(device);
+    device = small;
+}
+
 static void empty_sequences_have_an_item_that_writes_them(void **state)
 {
     shape *s = make_shape(4, 2, 2, 3);
@@ -454,6 +520,7 @@ int main(void)
         cmocka_unit_test(every_tile_is_cut_exactly_once),
         cmocka_unit_test(a_long_sequence_among_short_ones_is_shared_by_the_threads),
         cmocka_unit_test(what_fills_the_threads_is_not_split),
+        cmocka_unit_test(items_of_wide_heads_take_no_more_work_than_those_of_narrow_ones),
         cmocka_unit_test(empty_sequences_have_an_item_that_writes_them),
         cmocka_unit_test(the_longest_sequences_are_planned),
         cmocka_unit_test(sixty_five_thousand_sequences_are_planned),
