@@ -192,10 +192,9 @@ attnd_status ora_run_write(ora_run *r, const ora_case_write *w, attnd_err *err)
 /* Every row of every block of every layer through attention, against the evaluator's copy. */
 attnd_status ora_run_read_back(ora_run *r, attnd_err *err)
 {
-    static const ora_case_tensor THERE = {
+    const ora_case_tensor there = {
         .given = true, .amplitude = 1, .seed = ORA_CASE_NO_SEED, .name = "read back"};
-    static const ora_case_step READER = {.repeat = 1,
-                                         .call = {.q = THERE, .out = THERE, .lse = THERE}};
+    const ora_case_step reader = {.repeat = 1, .call = {.q = there, .out = there, .lse = there}};
     for (uint32_t l = 0; r->target && l < r->shadow.n_layers; l++) {
         const ora_shadow_layer *layer = &r->shadow.layers[l];
         uint32_t group = layer->spec.group, T = r->shadow.groups[group].block_size;
@@ -211,9 +210,9 @@ attnd_status ora_run_read_back(ora_run *r, attnd_err *err)
             return attnd_fail(err, ATTND_BAD_CONFIG, "pool: %zu rows: at most %d are read back",
                               n * T, READ_BACK);
         TRY(make_pieces(r, pieces, n, group, false, &batch, err));
-        TRY(ora_run_make_tensors(r, &READER.call, &batch, &layer->spec, false, false, &call, err));
-        TRY(ora_run_call(r, &READER, &call, &call, &o, &refused, err));
-        attnd_status status = ora_run_judge_layers(r, &READER, &call, &batch, &o, err);
+        TRY(ora_run_make_tensors(r, &reader.call, &batch, &layer->spec, false, false, &call, err));
+        TRY(ora_run_call(r, &reader, &call, &call, &o, &refused, err));
+        attnd_status status = ora_run_judge_layers(r, &reader, &call, &batch, &o, err);
         if (status != ATTND_OK) {
             attnd_err_prefix(err, "pool of layer %u, %u rows a block: ", l, T);
             return status;
