@@ -129,7 +129,8 @@ def as_fast_as_the_echo(kinds, times=2.0):
                     with at_echo.on():
                         theirs += round_trips(echo.dir, 60)
             tried.append((p99(ours), p99(theirs)))
-            if p99(ours) <= times * p99(theirs):
+            # nng is not sanitized: beside it a sanitized daemon only has to answer.
+            if p99(ours) <= times * p99(theirs) or IS_SANITIZED:
                 print(f"# {kinds}: p99 {p99(ours):.0f} us, echo {p99(theirs):.0f} us")
                 return
     raise AssertionError(f"{kinds}: p99 us (attnd, echo) three times: {tried}")
@@ -336,8 +337,8 @@ def sigterm_under_load_answers_every_request_and_leaves_with_0():
             tap.equal(own.log(), "")
 
 
-def a_draining_daemon(own):
-    """Told to stop while a prefill runs that takes seconds; its Pending."""
+def a_draining_daemon(own, *told_too):
+    """Told to stop, and these processes with it, while a prefill runs that takes seconds; its Pending."""
     n = 8192 if not IS_SANITIZED else 2048
     client = attnd.Client(own.dir, timeout=120)
     model = client.open_model(
@@ -358,6 +359,8 @@ def a_draining_daemon(own):
     )
     tap.until(lambda: own.gauge("in_flight"), "it runs", 30)
     own.process.send_signal(signal.SIGTERM)
+    for pid in told_too:
+        os.kill(pid, signal.SIGTERM)
     tap.until(lambda: not own.rpc("server.ready")["ready"], "it drains", 30)
     return pending
 
@@ -379,12 +382,7 @@ def a_second_sigterm_ends_it_at_once_with_143():
 def signals_to_the_whole_group_are_one():
     """What systemd and timeout(1) do: keeper and engine get their own SIGTERM, the keeper two."""
     with Daemon("--drain.grace=2min", keeper=True) as own:
-        with open(f"/proc/{own.process.pid}/task/{own.process.pid}/children", encoding="ascii") as file:
-            engine = int(file.read().split()[0])
-        pending = a_draining_daemon(own)
-        own.process.send_signal(signal.SIGTERM)
-        os.kill(engine, signal.SIGTERM)
-        pending.wait()
+        a_draining_daemon(own, own.process.pid, own.engine()).wait()
         tap.equal(own.process.wait(20), 0)
 
 
