@@ -6,6 +6,7 @@ One TAP line is one case file in one of these runs; its variants are counted in 
 
 import json
 import os
+import re
 import subprocess
 
 from support import BUILD, IS_SANITIZED, ROOT, Daemon
@@ -87,6 +88,19 @@ def isas():
     with Daemon() as daemon:
         own = daemon.rpc("server.info").get("device", {}).get("isa")
     return [isa for isa in ("avx512", "avx2", "portable") if isa != own]
+
+
+@tap.test
+def the_page_of_faults_names_every_file_and_no_other():
+    with open(os.path.join(CASES, "README.md"), encoding="utf-8") as file:
+        rows = re.findall(r"^\| (B\d{3}) \| (.*?) \| (.*?) \|$", file.read(), re.M)
+    named = {
+        f"{fault.lower()}_{name}.json" for fault, names, _ in rows for name in names.replace("`", "").split(", ") if name
+    }
+    tap.equal(named, {name for name in os.listdir(CASES) if re.match(r"b\d{3}_", name)})
+    tap.equal([fault for fault, names, elsewhere in rows if not names and not elsewhere], [])
+    for path in {word for *_, text in rows for word in re.findall(r"`(tests/[\w/.]+)`", text)}:
+        assert os.path.exists(os.path.join(ROOT, path)), path
 
 
 add_all("by the evaluator alone", *check("--oracle"))
