@@ -87,9 +87,9 @@ static attnd_status check_quant(const ora_problem *p, attnd_err *err)
     return check_factors(p, "v_factors", quant->v_factors, err);
 }
 
-static attnd_status check_blocks(const ora_problem *p, attnd_err *err)
+static attnd_status check_blocks(const ora_problem *p, const ora_kv *kv, attnd_err *err)
 {
-    uint32_t v = ora_kv_is_latent(&p->kv) ? 0 : p->head_dim_v;
+    uint32_t v = ora_kv_is_latent(kv) ? 0 : p->head_dim_v;
     if (p->head_dim % ORA_NVFP4_BLOCK != 0 || v % ORA_NVFP4_BLOCK != 0)
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
                           "head_dim = %u, head_dim_v = %u: multiples of 16 for nvfp4", p->head_dim,
@@ -97,31 +97,34 @@ static attnd_status check_blocks(const ora_problem *p, attnd_err *err)
     return ATTND_OK;
 }
 
-static attnd_status check_latent(const ora_problem *p, uint32_t width, attnd_err *err)
+static attnd_status check_latent(const ora_problem *p, const ora_kv *kv, const char *name,
+                                 uint32_t width, attnd_err *err)
 {
-    if (!(ora_kv_is_latent(&p->kv) || p->latent.flat) || p->n_kv_heads != 1)
+    if (!(ora_kv_is_latent(kv) || p->latent.flat) || p->n_kv_heads != 1)
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
-                          "kv.format = latent: one kv head, whose K and V are one row");
+                          "%s.format = latent: one kv head, whose K and V are one row", name);
     if (width > 0 && p->head_dim != width)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "head_dim = %u: %u channels a row", p->head_dim,
                           width);
     return ATTND_OK;
 }
 
-static attnd_status check_fp4_mla(const ora_problem *p, attnd_err *err)
+static attnd_status check_fp4_mla(const ora_problem *p, const ora_kv *kv, const char *name,
+                                  attnd_err *err)
 {
-    TRY(check_blocks(p, err));
-    TRY(check_latent(p, 0, err));
-    uint32_t r = p->kv.residual;
+    TRY(check_blocks(p, kv, err));
+    TRY(check_latent(p, kv, name, 0, err));
+    uint32_t r = kv->residual;
     if (r == 0 || r % ORA_NVFP4_BLOCK != 0 || r > p->head_dim)
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
-                          "kv.residual = %u: a multiple of 16 up to head_dim = %u", r, p->head_dim);
+                          "%s.residual = %u: a multiple of 16 up to head_dim = %u", name, r,
+                          p->head_dim);
     if (p->head_dim > MAX_LATENT)
         return attnd_fail(err, ATTND_BAD_GEOMETRY, "head_dim = %u: at most %d in dense FP4 MLA",
                           p->head_dim, MAX_LATENT);
-    if (p->block_ids && p->kv.block_size != 128)
-        return attnd_fail(err, ATTND_BAD_GEOMETRY, "kv.block_size = %u: 128 for dense FP4 MLA",
-                          p->kv.block_size);
+    if (p->block_ids && kv->block_size != 128)
+        return attnd_fail(err, ATTND_BAD_GEOMETRY, "%s.block_size = %u: 128 for dense FP4 MLA",
+                          name, kv->block_size);
     if (p->dtype == ATTND_DTYPE_F32)
         return attnd_fail(err, ATTND_BAD_QUANT, "dtype = f32: f16 or bf16 for dense FP4 MLA");
     if (p->rope.pairing != ATTND_ROPE_NONE && p->rope.table && !p->rope.table_duplicated)
@@ -136,28 +139,28 @@ static bool stores_scales(ora_format format)
            format == ORA_DS_584;
 }
 
-static attnd_status check_format(const ora_problem *p, attnd_err *err)
+static attnd_status check_format(const ora_problem *p, const ora_kv *kv, const char *name,
+                                 attnd_err *err)
 {
-    const ora_kv *kv = &p->kv;
     if (!has_dtype(kv))
-        return attnd_fail(err, ATTND_BAD_QUANT, "kv.dtype = %s: %s", attnd_dtype_name(kv->dtype),
-                          dtypes_of(kv->format));
+        return attnd_fail(err, ATTND_BAD_QUANT, "%s.dtype = %s: %s", name,
+                          attnd_dtype_name(kv->dtype), dtypes_of(kv->format));
     if (stores_scales(kv->format) && (!kv->scales[0] || (!kv->scales[1] && !ora_kv_is_latent(kv))))
-        return attnd_fail(err, ATTND_BAD_QUANT, "kv.scales = none: its rows store scales");
+        return attnd_fail(err, ATTND_BAD_QUANT, "%s.scales = none: its rows store scales", name);
     if (ora_kv_is_latent(kv) && p->head_dim_v > p->head_dim)
         return attnd_fail(err, ATTND_BAD_GEOMETRY,
                           "head_dim_v = %u: at most head_dim = %u where K and V are one row",
                           p->head_dim_v, p->head_dim);
     switch (kv->format) {
     case ORA_NVFP4:
-        return check_blocks(p, err);
+        return check_blocks(p, kv, err);
     case ORA_FP4_MLA:
-        return check_fp4_mla(p, err);
+        return check_fp4_mla(p, kv, name, err);
     case ORA_DS_POW2:
     case ORA_DS_FREE:
-        return check_latent(p, ORA_DS656_WIDTH, err);
+        return check_latent(p, kv, name, ORA_DS656_WIDTH, err);
     case ORA_DS_584:
-        return check_latent(p, ORA_DS584_WIDTH, err);
+        return check_latent(p, kv, name, ORA_DS584_WIDTH, err);
     default:
         return ATTND_OK;
     }
@@ -165,22 +168,17 @@ static attnd_status check_format(const ora_problem *p, attnd_err *err)
 
 static attnd_status check_high(const ora_problem *p, attnd_err *err)
 {
-    if (!p->high)
-        return ATTND_OK;
-    if (p->high->format != ORA_PLAIN || !ora_codec_has(p->high->dtype))
+    if (p->high && (p->high->format != ORA_PLAIN || !ora_codec_has(p->high->dtype)))
         return attnd_fail(err, ATTND_BAD_QUANT, "high.dtype = %s: f32, f16 or bf16",
                           attnd_dtype_name(p->high->dtype));
-    if (!p->block_ids || !p->high_ids)
-        return attnd_fail(err, ATTND_BAD_GEOMETRY, "high_ids = none: high pages need tables");
-    if (p->high->block_size != p->kv.block_size)
-        return attnd_fail(err, ATTND_BAD_GEOMETRY, "high.block_size = %u: kv has %u",
-                          p->high->block_size, p->kv.block_size);
     return ATTND_OK;
 }
 
 attnd_status ora_kv_check(const ora_problem *p, attnd_err *err)
 {
-    TRY(check_format(p, err));
+    TRY(check_format(p, &p->kv, "kv", err));
+    if (p->sparse.second)
+        TRY(check_format(p, p->sparse.second, "sparse.second", err));
     TRY(check_quant(p, err));
     return check_high(p, err);
 }

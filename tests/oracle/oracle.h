@@ -4,9 +4,9 @@
  * keys, then §1 in index order. A problem here says the same as a problem of a kernel in words of
  * its own; what is zero is not there.
  *
- * codec.h has the number formats, mla.h the projections, chunks and latent rows of §11, cp.h the
- * ownership of §18, tiles.h the evaluators that follow a kernel's tiles (§16.1, §21.2), generate.h
- * the data of case files.
+ * codec.h and blocks.h have the number formats, sage.h the scales of §15, mla.h the projections,
+ * chunks and latent rows of §11, cp.h the ownership of §18, tiles.h the evaluators that follow a
+ * kernel's tiles (§16.1, §21.2), generate.h the data of case files.
  */
 #ifndef ATTND_TESTS_ORACLE_ORACLE_H
 #define ATTND_TESTS_ORACLE_ORACLE_H

@@ -577,6 +577,17 @@ static void a_pool_has_the_type_and_scales_of_its_format(void **state)
          "head_dim_v = 48: at most head_dim = 32 where K and V are one row");
 }
 
+static void a_second_pool_has_a_format_of_its_own(void **state)
+{
+    ora_kv second = {.format = ORA_HEAD, .dtype = ATTND_DTYPE_BF16};
+    scene s;
+    scene_make(&s, ORA_PLAIN, ATTND_DTYPE_BF16);
+    s.p.sparse.second = &second;
+    refuses(&s, ATTND_BAD_QUANT, "sparse.second.dtype = bf16: e4m3 or i8 with a scale a head");
+    second.dtype = ATTND_DTYPE_I8;
+    refuses(&s, ATTND_BAD_QUANT, "sparse.second.scales = none: its rows store scales");
+}
+
 static void high_pages_are_of_a_16_bit_pool_and_exist(void **state)
 {
     static mixed m;
@@ -609,6 +620,7 @@ int main(void)
         cmocka_unit_test(later_tokens_find_their_pages_in_both_pools),
         cmocka_unit_test(scales_that_are_none_are_refused),
         cmocka_unit_test(a_pool_has_the_type_and_scales_of_its_format),
+        cmocka_unit_test(a_second_pool_has_a_format_of_its_own),
         cmocka_unit_test(high_pages_are_of_a_16_bit_pool_and_exist),
     };
     return cmocka_run_group_tests_name("ora_kv", tests, NULL, NULL);
