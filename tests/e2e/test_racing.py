@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "fuzz"))
 import fields
 
 ROUNDS = 12  # requests for each integer and bad value
+LONG, LONG_ROUNDS = 16384, 20  # entries of a table, requests
 BAD = (10**9, -1, -(2**31))
 # Where they lie in the buffer of integers, and what is good.
 LAYOUT = {
@@ -139,6 +140,41 @@ def integers_of_an_update_may_change_at_any_moment():
 
     done, refused = race(world, ("next_lens", "appended"), make, give_back)
     assert done and refused, (done, refused)
+    world.mine.__exit__()
+    world.other.__exit__()
+
+
+@tap.test
+def a_long_table_may_change_while_its_keys_are_read():
+    """Long enough that whoever flips has his turn between the check of an entry and its use."""
+    world = fields.World(daemon)
+    handle, data = world.new_buffer(4 * LONG)
+    table = data.view("<i4")
+    table[:] = np.arange(LONG) % fields.BLOCKS
+    ids = {"ref": {"buffer": handle, "dtype": "i32", "shape": [LONG]}}
+    lens = [{"data": fields.ints([n])} for n in (1, LONG * fields.T)]
+    batch = {"q_lens": lens[0], "kv_lens": lens[1], "tables": [{"block_ids": ids}]}
+    tensors = fields.call_tensors(world, 1)
+    seen = set()
+    right = None
+    for at in (LONG // 2, LONG - 1, LONG // 4):
+        for bad in (0x7FFFFFFF, 10**9):
+            with flipping(table, at, int(table[at]), bad):
+                for _ in range(LONG_ROUNDS):
+                    reply = world.mine.call(
+                        "attend",
+                        model=world.model,
+                        batch=batch,
+                        q=tensors["q"],
+                        out=tensors["out"],
+                    )
+                    seen.add((reply.status.code, reply.status.reason))
+                    if reply.status.code:
+                        continue
+                    right = right or memory(world)
+                    assert is_same(memory(world), right), (at, bad)
+    tap.equal(seen - {(0, ""), (3, "BAD_BLOCK")}, set())
+    assert right and len(seen) == 2, seen
     world.mine.__exit__()
     world.other.__exit__()
 
