@@ -44,6 +44,11 @@ LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm
 LIBS_CLI  := -lprotobuf-c
 # What only some files need.
 $(B)/obj/kernels/%.o: ALLFLAGS += $(KERNEL_OPT)
+ifeq ($(FLAVOUR),fuzz)
+# The fuzzers' device runs the portable level; these take minutes under sanitizers.
+KERNEL_OPT := -O1
+$(B)/obj/kernels/cpu/level_avx%.o: FLAVOURFLAGS := -Wno-error
+endif
 $(B)/obj/tests/oracle/%.o: ALLFLAGS += -ffp-contract=off
 $(B)/obj/proto/%.pic.o: ALLFLAGS += -fPIC -fvisibility=hidden
 $(B)/obj/daemon/main.o $(B)/obj/daemon/control_methods.o $(B)/obj/daemon/op_session.o $(B)/obj/daemon/attnctl.o: \

@@ -242,6 +242,7 @@ static void open_session(void)
     srv_buffer *buffer;
     uint64_t handle = FUZZ_INTS;
     HASH_FIND(hh, session->buffers, &handle, sizeof handle, buffer);
+    FUZZ_CHECK(buffer);
     memcpy(buffer->memory.base, ints, sizeof ints);
     create_plan(FUZZ_PLAN, 2, false);
     create_plan(FUZZ_SLOTS, 1, true);
@@ -311,6 +312,7 @@ void fuzz_world_reset(void)
         srv_buffer *buffer;
         uint64_t handle = FUZZ_INTS;
         HASH_FIND(hh, session->buffers, &handle, sizeof handle, buffer);
+        FUZZ_CHECK(buffer);
         memcpy(buffer->memory.base, ints, sizeof ints);
         return;
     }

@@ -142,8 +142,10 @@ static attnd_status substitute(const ora_case_file *file, size_t i, cJSON *paren
                               text);
         if (!copy)
             return attnd_fail(err, ATTND_NO_ROOM, "case: no memory");
-        if (item->string)
+        if (item->string) {
+            cJSON_free(copy->string); /* a member's own name, which is not this one's */
             copy->string = strdup(item->string);
+        }
         cJSON_ReplaceItemViaPointer(parent, item, copy);
     }
     return ATTND_OK;
