@@ -1,8 +1,9 @@
 /* http.h: /metrics (Prometheus text 0.0.4), /healthz and /readyz, for who scrapes and probes.
  *
- * A thread of its own answers; it reads counters, gauges and what deps say, and nothing of the
- * engine thread's. GET and HEAD only, at most 32 connections, each idle for at most 10 s; one
- * more is let in for the oldest. A connection ends with its answer. Off unless http.address is set.
+ * A thread of its own answers; it reads counters, gauges and what deps say, and asks the engine
+ * thread for the pools, which it waits for at most half a second. GET and HEAD only, at most 32
+ * connections, each idle for at most 10 s; one more is let in for the oldest. A connection ends
+ * with its answer. Off unless http.address is set.
  *
  *   /healthz   200 while the loop turns, 503 when it has been silent for 10 s
  *   /readyz    200 when new work is taken, 503 with what is not ready
@@ -13,13 +14,16 @@
 #define ATTND_DAEMON_HTTP_H
 
 #include "config/config.h"
+#include "daemon/snapshot.h"
 #include "kernels/attention.h"
 
 typedef struct srv_http srv_http;
 
 typedef struct srv_http_deps {
     const char *version, *commit;
-    const ker_device_info *device; /* does not change any more */
+    const ker_device_info *device;                               /* does not change any more */
+    srv_queue *engine;                                           /* snapshots go here */
+    void (*snapshot_fill)(srv_engine *engine, srv_event *event); /* event.run of a snapshot */
     void *server;
     /* From any thread. */
     bool (*is_ready)(void *server, char why[128]);

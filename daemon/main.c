@@ -262,6 +262,8 @@ static attnd_status open_http(parts *p, const cfg *c, attnd_err *err)
         .version = ATTND_VERSION,
         .commit = ATTND_COMMIT,
         .device = &p->engine.device_info,
+        .engine = &p->engine.queue,
+        .snapshot_fill = srv_engine_snapshot,
         .server = &p->loop,
         .is_ready = srv_loop_is_ready,
         .silent_ms = srv_loop_silent_ms,

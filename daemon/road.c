@@ -38,6 +38,13 @@ static void mark(srv_request *request, srv_stage stage)
     request->mark_ns = now;
 }
 
+static void unpark(srv_request *request)
+{
+    if (request->is_parked)
+        srv_stats_gauge(SRV_GAUGE_parked, -1);
+    request->is_parked = false;
+}
+
 /* ---- Admit ------------------------------------------------------------------------------------
  */
 
@@ -294,6 +301,7 @@ static void encode(srv_request *request)
 /* Gives back what the request held, counts it and sends what is encoded. */
 static void leave(srv_engine *engine, srv_request *request)
 {
+    unpark(request);
     srv_update_leave(engine, request);
     for (size_t i = 0; i < request->n_held; i++)
         srv_buffer_leave(engine, request->held[i]);
@@ -470,7 +478,7 @@ enum { N_STAGES = sizeof STAGES / sizeof *STAGES };
 /* From request->stage on, until it is launched, refused or parked. */
 static void go(srv_engine *engine, srv_request *request)
 {
-    request->is_parked = false;
+    unpark(request);
     if (request->session && request->session->is_ended)
         attnd_fail(&request->err, ATTND_UNREGISTERED,
                    "session: it has ended while the request waited for its turn");
@@ -480,8 +488,11 @@ static void go(srv_engine *engine, srv_request *request)
         mark(request, STAGES[at].counts_as);
         if (status != ATTND_OK && request->err.status == ATTND_OK)
             attnd_fail(&request->err, ATTND_BROKEN, "server: a stage refused without a reason");
-        if (request->is_parked && request->err.status == ATTND_OK)
+        if (request->is_parked && request->err.status == ATTND_OK) {
+            srv_stats_gauge(SRV_GAUGE_parked, 1);
             return;
+        }
+        request->is_parked = false;
         if (request->is_repeat)
             break;
         request->stage++;
@@ -497,6 +508,7 @@ static void arrived(srv_engine *engine, srv_event *event)
 {
     srv_request *request = (srv_request *)((char *)event - offsetof(srv_request, event));
     mark(request, SRV_STAGE_QUEUE);
+    srv_stats_gauge(SRV_GAUGE_queued, -1);
     go(engine, request);
 }
 
@@ -549,5 +561,6 @@ void srv_road_arrive(srv_queue *engine, srv_request *request)
     msg_arena_bound(&request->arena, 0);
     mark(request, SRV_STAGE_DECODE);
     request->event.run = arrived;
+    srv_stats_gauge(SRV_GAUGE_queued, 1);
     srv_queue_post(engine, &request->event);
 }

@@ -88,4 +88,12 @@ struct srv_snapshot {
 /* Frees the arrays, not the snapshot. */
 void srv_snapshot_fini(srv_snapshot *snapshot);
 
+/* For a thread that may wait: a snapshot of the lists that fill made, or NULL when there is no
+ * memory, the engine thread does not answer within timeout_ms, or several asked before in vain and
+ * it has still not answered. One that comes later is dropped. */
+srv_snapshot *srv_snapshot_take(srv_queue *engine,
+                                void (*fill)(srv_engine *engine, srv_event *event),
+                                uint32_t timeout_ms);
+void srv_snapshot_give(srv_snapshot *snapshot); /* accepts NULL */
+
 #endif

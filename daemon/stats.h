@@ -35,6 +35,8 @@
 #define SRV_GAUGE_MAP(X)                                                                           \
     X(sessions, "sessions open")                                                                   \
     X(in_flight, "requests accepted and not answered, Ping and Hello aside")                       \
+    X(queued, "requests received and not taken up by the engine thread")                           \
+    X(parked, "requests in flight that wait for other requests")                                   \
     X(models, "models open")                                                                       \
     X(plans, "plans held")                                                                         \
     X(buffers, "buffers held")                                                                     \

@@ -20,6 +20,8 @@ from support import BUILD, IS_SANITIZED, Daemon, attnd
 import prometheus
 import tap
 
+from raw import Session
+
 SPEC = {
     "layers": [{"n_heads": 2, "head_dim": 16}],
     "groups": [{"block_size": 16, "kv_dtype": "f32", "n_blocks": 4}],
@@ -131,10 +133,45 @@ def metrics_keep_the_rules_of_promtool_and_equal_the_stats():
 
 
 @tap.test
+def pools_and_what_waits_have_their_metrics():
+    with Daemon("--http.address=127.0.0.1:0") as daemon, Work(daemon) as work:
+        port = port_of(daemon)
+        pools = daemon.rpc("pools.list")["pools"]
+        names = {"model": daemon.rpc("models.list")["models"][0]["name"], "pool": pools[0]["name"]}
+
+        def look():
+            return prometheus.parse(get(port, "/metrics")[1])
+
+        metrics = look()
+        tap.equal(metrics["attnd_engine_up"].value(), 1)
+        tap.equal(metrics["attnd_kv_pools"].value(), 1)
+        blocks = metrics["attnd_kv_blocks"]
+        tap.equal([blocks.value(state=s, **names) for s in ("client", "free", "used")], [4, 0, 0])
+        tap.equal(metrics["attnd_kv_pool_bytes"].value(**names), int(pools[0]["bytes"]))
+        tap.equal(metrics["attnd_requests_waiting"].value(), 0)
+        with Session(daemon.dir) as session:
+            for number in (2, 3, 2):  # the last one is a repeat that waits for the first
+                session.send("create_buffer", bytes=1, id=number, after=1)
+            tap.until(lambda: daemon.gauge("parked") == 3, "they wait")
+            metrics = look()
+            tap.equal(metrics["attnd_requests_waiting"].value(), 3)
+            tap.equal(metrics["attnd_requests_running"].value(), 0)
+            session.send("create_buffer", bytes=1, id=1)
+            for _ in range(4):
+                session.raw.receive()
+            tap.equal((daemon.gauge("parked"), daemon.gauge("queued")), (0, 0))
+            tap.equal(look()["attnd_requests_waiting"].value(), 0)
+        work.model.close()
+        tap.equal(look()["attnd_kv_pools"].value(), 0)
+
+
+@tap.test
 def every_counter_and_gauge_of_the_stats_has_its_metric():
     renamed = {
         "requests": "requests",
         "in_flight": "requests_running",
+        "queued": "requests_waiting",
+        "parked": "requests_waiting",
         "device_errors": "errors",
         "disconnects": "client_disconnects",
     }

@@ -8,10 +8,13 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/http.h"
@@ -35,9 +38,85 @@ static uint64_t silent_ms(void *server)
     return silent;
 }
 
+/* ---- The played engine: three pools of two models, or silence ---- */
+
+static srv_queue queue;
+static pthread_t engine;
+static _Atomic bool engine_is_silent, engine_leaves, engine_has_no_memory;
+
+static void *copy(const void *views, size_t bytes)
+{
+    void *out = malloc(bytes);
+    assert_non_null(out);
+    return memcpy(out, views, bytes);
+}
+
+static void fill(srv_engine *unused, srv_event *event)
+{
+    static const srv_model_view models[] = {
+        {.handle = 7, .name = "a \"b\\"}, {.handle = 8, .name = "m"}, {.handle = 9, .name = "m"}};
+    static const srv_pool_view pools[] = {{.model = 8,
+                                           .name = "main",
+                                           .owner = KV_OWNER_SERVER,
+                                           .n_blocks = 100,
+                                           .n_free = 90,
+                                           .bytes = 1000},
+                                          {.model = 7,
+                                           .name = "x\ny",
+                                           .owner = KV_OWNER_CLIENT,
+                                           .n_blocks = 5,
+                                           .n_free = 5,
+                                           .bytes = 1ull << 60},
+                                          {.model = 9,
+                                           .name = "main",
+                                           .owner = KV_OWNER_SERVER,
+                                           .n_blocks = 10,
+                                           .n_free = 1,
+                                           .bytes = 24}};
+    srv_snapshot *s = (srv_snapshot *)event;
+    s->status = engine_has_no_memory ? ATTND_RESOURCE_EXHAUSTED : ATTND_OK;
+    s->models = copy(models, sizeof models);
+    s->pools = copy(pools, sizeof pools);
+    s->n_models = s->n_pools = 3;
+    s->done(s);
+}
+
+static void *engine_main(void *arg)
+{
+    while (!engine_leaves) {
+        if (engine_is_silent) {
+            usleep(1000);
+            continue;
+        }
+        srv_event *next, *event = srv_queue_take(&queue, SRV_QUEUE_NOW);
+        for (; event; event = next) {
+            next = event->next;
+            event->run(NULL, event);
+        }
+        usleep(1000);
+    }
+    return NULL;
+}
+
+static int engine_starts(void **state)
+{
+    srv_queue_init(&queue);
+    return pthread_create(&engine, NULL, engine_main, NULL);
+}
+
+static int engine_ends(void **state)
+{
+    engine_leaves = true;
+    pthread_join(engine, NULL);
+    srv_queue_fini(&queue);
+    return 0;
+}
+
 static const srv_http_deps deps = {.version = "1.2",
                                    .commit = "abc",
                                    .device = &device,
+                                   .engine = &queue,
+                                   .snapshot_fill = fill,
                                    .is_ready = is_ready,
                                    .silent_ms = silent_ms};
 
@@ -140,6 +219,74 @@ static void metrics_are_prometheus_text(void **state)
                                  "attnd_batch_tokens_bucket{le=\"+Inf\"} 1\n"
                                  "attnd_batch_tokens_sum 20000\n"));
     assert_non_null(strstr(text, "\n# TYPE attnd_errors_total counter\nattnd_errors_total 0\n"));
+}
+
+static void has_lines(const char *text, const char *const *lines)
+{
+    for (; *lines; lines++)
+        if (!strstr(text, *lines))
+            fail_msg("%s\nis not in\n%s", *lines, text);
+}
+
+static void pools_of_the_same_names_are_one_series_and_names_are_escaped(void **state)
+{
+    static const char *const lines[] = {
+        "\nattnd_engine_up 1\n",
+        "\nattnd_kv_pools 3\n",
+        "\n# TYPE attnd_kv_blocks gauge\n"
+        "attnd_kv_blocks{model=\"a \\\"b\\\\\",pool=\"x\\ny\",state=\"client\"} 5\n"
+        "attnd_kv_blocks{model=\"a \\\"b\\\\\",pool=\"x\\ny\",state=\"free\"} 0\n"
+        "attnd_kv_blocks{model=\"a \\\"b\\\\\",pool=\"x\\ny\",state=\"used\"} 0\n"
+        "attnd_kv_blocks{model=\"m\",pool=\"main\",state=\"client\"} 0\n"
+        "attnd_kv_blocks{model=\"m\",pool=\"main\",state=\"free\"} 91\n"
+        "attnd_kv_blocks{model=\"m\",pool=\"main\",state=\"used\"} 19\n# HELP",
+        "\nattnd_kv_pool_bytes{model=\"a \\\"b\\\\\",pool=\"x\\ny\"} 1152921504606846976\n"
+        "attnd_kv_pool_bytes{model=\"m\",pool=\"main\"} 1024\n# HELP",
+        "\n# TYPE attnd_kv_cache_usage_ratio gauge\n"
+        "attnd_kv_cache_usage_ratio{model=\"m\",pool=\"main\"} 0.172727273\n# HELP",
+        NULL};
+    has_lines(ask("GET", "/metrics"), lines);
+}
+
+static void what_waits_does_not_run(void **state)
+{
+    static const char *const lines[] = {"\n# TYPE attnd_requests_running gauge\n"
+                                        "attnd_requests_running 3\n",
+                                        "\n# TYPE attnd_requests_waiting gauge\n"
+                                        "attnd_requests_waiting 6\n",
+                                        NULL};
+    srv_stats_gauge(SRV_GAUGE_in_flight, 5);
+    srv_stats_gauge(SRV_GAUGE_parked, 2);
+    srv_stats_gauge(SRV_GAUGE_queued, 4);
+    has_lines(ask("GET", "/metrics"), lines);
+    srv_stats_gauge(SRV_GAUGE_in_flight, -5);
+    srv_stats_gauge(SRV_GAUGE_parked, -2);
+    srv_stats_gauge(SRV_GAUGE_queued, -4);
+}
+
+/* It is not waited for long, however often, and what it says too late is dropped. */
+static void an_engine_that_is_held_up_costs_its_pools_only(void **state)
+{
+    static const char *const up[] = {"\nattnd_engine_up 1\n", "\nattnd_kv_pools 3\n", NULL};
+    static const char *const down[] = {"\nattnd_engine_up 0\n", "\nattnd_pool_bytes ", NULL};
+    struct timespec begin, end;
+    engine_is_silent = true;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (int i = 0; i < 20; i++) {
+        const char *text = ask("GET", "/metrics");
+        has_lines(text, down);
+        assert_null(strstr(text, "attnd_kv_"));
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    /* Eight of half a second each; after those nothing is asked of it any more. */
+    assert_in_range(end.tv_sec - begin.tv_sec, 3, 8);
+    answers("/healthz", "HTTP/1.1 200", "{\"healthy\":true}\n");
+    engine_is_silent = false;
+    usleep(50000);
+    has_lines(ask("GET", "/metrics"), up);
+    engine_has_no_memory = true;
+    has_lines(ask("GET", "/metrics"), down);
+    engine_has_no_memory = false;
 }
 
 static void what_is_asked_wrongly_is_told_what_is_right(void **state)
@@ -251,6 +398,9 @@ int main(void)
         SERVED(healthz_says_whether_the_loop_turns),
         SERVED(readyz_names_what_is_not_ready),
         SERVED(metrics_are_prometheus_text),
+        SERVED(pools_of_the_same_names_are_one_series_and_names_are_escaped),
+        SERVED(what_waits_does_not_run),
+        SERVED(an_engine_that_is_held_up_costs_its_pools_only),
         SERVED(what_is_asked_wrongly_is_told_what_is_right),
         SERVED(a_silent_connection_holds_up_nobody),
         SERVED(a_closed_one_is_gone),
@@ -259,5 +409,5 @@ int main(void)
         cmocka_unit_test(the_network_is_refused_without_a_word_that_allows_it),
         SERVED(a_port_in_use_is_refused_with_its_reason),
     };
-    return cmocka_run_group_tests_name("srv_http", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("srv_http", tests, engine_starts, engine_ends);
 }
