@@ -251,13 +251,13 @@ static void write_load(FILE *out)
     int64_t in_flight = srv_stats_gauge_value(SRV_GAUGE_in_flight);
     int64_t parked = srv_stats_gauge_value(SRV_GAUGE_parked);
     int64_t queued = srv_stats_gauge_value(SRV_GAUGE_queued);
-    int64_t running = in_flight > parked ? in_flight - parked : 0;
+    int64_t running = in_flight > parked ? in_flight - parked : 0, waiting = queued + parked;
     write_head(out, "requests_running", "gauge",
                "Requests accepted and not answered, those that wait and Ping and Hello aside.");
     fprintf(out, "attnd_requests_running %lld\n", (long long)running);
     write_head(out, "requests_waiting", "gauge",
                "Requests in the queue of the engine thread, or that wait for other requests.");
-    fprintf(out, "attnd_requests_waiting %lld\n", (long long)(queued + parked));
+    fprintf(out, "attnd_requests_waiting %lld\n", (long long)waiting);
 }
 
 static void write_numbers(FILE *out)
