@@ -30,9 +30,8 @@ typedef struct parcel {
 
 static attnd_status no_memory(attnd_err *err)
 {
-    *err = (attnd_err){.status = ATTND_RESOURCE_EXHAUSTED, .reason = ATTND_NO_ROOM};
-    memcpy(err->text, "attnctl: no memory", sizeof "attnctl: no memory");
-    return err->status;
+    attnd_fail(err, ATTND_NO_ROOM, "attnctl: no memory");
+    return ATTND_RESOURCE_EXHAUSTED;
 }
 
 static uint64_t up(uint64_t bytes)

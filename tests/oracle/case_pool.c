@@ -164,7 +164,7 @@ attnd_status ora_run_write(ora_run *r, const ora_case_write *w, attnd_err *err)
     piece *pieces;
     size_t n;
     int64_t n_rows = 0;
-    ora_bytes kv[2];
+    ora_bytes kv[2] = {0};
     TRY(list_pieces(r, w, group, &pieces, &n, err));
     for (size_t i = 0; i < n; i++)
         n_rows += pieces[i].end - pieces[i].first;
