@@ -212,7 +212,7 @@ static int open_devices(void **state)
 {
     int failed = rig_open_devices(state);
     for (int i = 0; i < RIG_N_DEVICES; i++)
-        snprintf(device_tests[i], sizeof device_tests[i], "%s%s%s", rig_device_names[i],
+        snprintf(device_tests[i], sizeof device_tests[i], "%s%s%.400s", rig_device_names[i],
                  rig_devices[i] ? "" : ": ", rig_devices[i] ? "" : rig_device_missing[i]);
     return failed;
 }
