@@ -19,7 +19,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     fuzz_world_open();
     server.engine = &fuzz_engine;
-    server.socket = -1;
+    server.socket = server.spare = -1;
+    server.room = 4;
     server.poll.loop = &loop;
     server.poll.data = server.async.data = &server;
     server.async.async_cb = on_answered;
