@@ -40,7 +40,19 @@ CC           := clang
 FLAVOURFLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -Wno-error
 endif
 KERNEL_OPT ?= -O3
-LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm
+# The CUDA backend is built where nvcc is; CUDA= leaves it out. Sanitizers do without.
+NVCC      := $(shell command -v nvcc)
+CUDA      ?= $(if $(filter release,$(FLAVOUR)),$(NVCC))
+ifneq ($(CUDA),)
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+ALLFLAGS  += -DATTND_CUDA
+# SASS for sm_80 and sm_90a, PTX for what comes after. A kernel that spills is an error.
+NVFLAGS   := -std=c++17 -O3 -I. -I$(B)/gen -DATTND_CUDA -Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
+             -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+             -gencode arch=compute_80,code=compute_80 -Werror all-warnings -Xptxas -v,-warn-spills
+LIBS_CUDA := $(CUDA_HOME)/lib64/libcudart_static.a -ldl -lrt
+endif
+LIBS_SRV  := -luv -lprotobuf-c -lcjson -lmicrohttpd -lm $(LIBS_CUDA)
 LIBS_CLI  := -lprotobuf-c
 # What only some files need.
 $(B)/obj/kernels/%.o: ALLFLAGS += $(KERNEL_OPT)
@@ -49,6 +61,7 @@ ifeq ($(FLAVOUR),fuzz)
 KERNEL_OPT := -O1
 $(B)/obj/kernels/cpu/level_avx%.o: FLAVOURFLAGS := -Wno-error
 endif
+$(B)/obj/kernels/cuda/%.o: ALLFLAGS += -isystem $(CUDA_HOME)/include
 $(B)/obj/tests/oracle/%.o: ALLFLAGS += -ffp-contract=off
 $(B)/obj/proto/%.pic.o: ALLFLAGS += -fPIC -fvisibility=hidden
 $(B)/obj/daemon/main.o $(B)/obj/daemon/control_methods.o $(B)/obj/daemon/op_session.o $(B)/obj/daemon/attnctl.o: \
@@ -64,7 +77,8 @@ MSG_C   := $(wildcard proto/*.c)
 CLI_C   := $(wildcard proto/client/*.c)
 CFG_C   := $(wildcard config/*.c)
 KV_C    := $(wildcard kvcache/*.c)
-KER_C   := $(wildcard kernels/*.c kernels/cpu/*.c)
+KER_C   := $(wildcard kernels/*.c kernels/cpu/*.c $(if $(CUDA),kernels/cuda/*.c))
+KER_CU  := $(if $(CUDA),$(wildcard kernels/cuda/*.cu))
 CTL_C   := $(wildcard daemon/attnctl*.c)
 SRV_C   := $(filter-out daemon/main.c $(CTL_C),$(wildcard daemon/*.c))
 ORA_C   := $(wildcard tests/oracle/*.c)
@@ -99,7 +113,8 @@ all: $(BINS) $(CLIENT) $(PYOUT) $(MAN) $(B)/skips
 # Written anew each time: what is installed may have changed.
 .PHONY: $(B)/skips
 $(B)/skips: | $(FIRST)
-	@mkdir -p $(@D); echo "attnd $(VERSION) ($(FLAVOUR)): built in $(B), CPU backend" > $@
+	@mkdir -p $(@D); echo "attnd $(VERSION) ($(FLAVOUR)): built in $(B), CPU$(if $(CUDA), and CUDA) backend" > $@
+	@$(if $(CUDA),true,echo "  skipped: the CUDA backend, nvcc is not installed" >> $@)
 	@command -v scdoc >/dev/null || echo "  skipped: manual pages, scdoc is not installed" >> $@
 
 # ---- Rules -----------------------------------------------------------------------------------------
@@ -117,6 +132,10 @@ $(B)/obj/%.o: %.c | $(PB_H) $(FIRST)
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALLFLAGS) -MMD -MP -c $< -o $@
 
+$(B)/obj/%.cu.o: %.cu | $(FIRST)
+	$(call say,NVCC,$<)
+	$(Q)mkdir -p $(@D) && scripts/nvcc.sh '$(NVCC)' $(NVFLAGS) -MMD -MP -c $< -o $@
+
 $(B)/obj/%.pic.o: %.c | $(PB_H) $(FIRST)
 	$(call say,CC,$< (pic))
 	$(Q)mkdir -p $(@D) && $(CC) $(ALLFLAGS) -MMD -MP -c $< -o $@
@@ -125,7 +144,7 @@ $(call LIB,msg): $(call obj,$(MSG_C)) $(PB_O)
 $(call LIB,cli): $(call obj,$(CLI_C))
 $(call LIB,cfg): $(call obj,$(CFG_C))
 $(call LIB,kv): $(call obj,$(KV_C))
-$(call LIB,ker): $(call obj,$(KER_C))
+$(call LIB,ker): $(call obj,$(KER_C)) $(patsubst %.cu,$(B)/obj/%.cu.o,$(KER_CU))
 $(call LIB,srv): $(call obj,$(SRV_C))
 $(call LIB,ora): $(call obj,$(ORA_C))
 $(call LIB,sup): $(call obj,$(SUP_C))

@@ -247,7 +247,7 @@ static void path_in(char path[CFG_TEXT + 16], const char *dir, const char *name)
 static attnd_status open_device(parts *p, const cfg *c, attnd_err *err)
 {
     ker_device_options device = {
-        .backend = strcmp(c->device_backend, "auto") ? c->device_backend : NULL,
+        .backend = "cpu", /* buffers and pools are read and shared as host memory */
         .n_threads = (uint32_t)c->device_threads,
         .n_slots = (uint32_t)c->device_slots,
         .workspace_bytes = (size_t)c->device_workspace,

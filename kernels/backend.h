@@ -27,6 +27,8 @@ typedef struct ker_backend {
                                  attnd_err *err);
     attnd_status (*stream_open)(ker_device *device, ker_stream **out, attnd_err *err);
     void (*stream_close)(ker_stream *stream);
+    /* Whether a plan that was made can be launched: TOO_LARGE. NULL: it can. */
+    attnd_status (*plan_check)(const ker_device *device, const ker_plan *plan, attnd_err *err);
     void (*launch)(ker_device *device, ker_stream *stream, const ker_plan *plan,
                    ker_ticket *ticket);
     void (*launch_merge)(ker_device *device, ker_stream *stream, const ker_merge_problem *problem,

@@ -16,17 +16,17 @@ enum { N_BACKENDS = sizeof backends / sizeof *backends };
 /* The first backend of the list that opens; cpu is last and always there. */
 static attnd_status open_best(ker_device **out, const ker_device_options *options, attnd_err *err)
 {
-    attnd_status status = ATTND_OK;
-    char why[ATTND_ERR_TEXT] = "";
+    attnd_err why = {0}, last;
     for (int i = 0; i < N_BACKENDS; i++) {
-        status = backends[i]->device_open(out, options, err);
-        if (status == ATTND_OK) {
-            snprintf((*out)->info.passed_over, sizeof(*out)->info.passed_over, "%s", why);
+        if (backends[i]->device_open(out, options, &last) == ATTND_OK) {
+            snprintf((*out)->info.passed_over, sizeof(*out)->info.passed_over, "%s", why.text);
             return ATTND_OK;
         }
-        snprintf(why, sizeof why, "%s", err->text);
+        why = last;
     }
-    return status;
+    if (err)
+        *err = last;
+    return last.status;
 }
 
 attnd_status ker_device_open(ker_device **out, const ker_device_options *options, attnd_err *err)

@@ -12,7 +12,7 @@
  * cut looks at nothing but the sequence itself: contexts stay whole, generations are cut at
  * multiples of a step that grows with their own length.
  */
-#include "kernels/registry.h"
+#include "kernels/backend.h"
 
 enum {
     ITEMS_A_THREAD = 4,
@@ -393,6 +393,8 @@ attnd_status ker_plan_make(const ker_device *device, const ker_problem *problem,
         plan->part[phase] = (ker_part){kernel[phase], c.items, c.n_items, c.merges, c.n_merges};
     }
     plan->n_partials = c.n_partials;
+    if (device->backend->plan_check)
+        TRY(device->backend->plan_check(device, plan, err));
     *out = plan;
     return ATTND_OK;
 }

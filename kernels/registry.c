@@ -82,6 +82,7 @@ enum {
     ALIBI = KER_EXTRA_ALIBI,
     SINKS = KER_EXTRA_SINKS,
     GIVEN = KER_EXTRA_GIVEN,
+    ALL = CAP | ALIBI | SINKS | GIVEN,
 };
 
 /* What a row needs also says what its symbol is. */
@@ -402,6 +403,9 @@ size_t ker_judge(const ker_device *device, const ker_problem *problem, ker_phase
     return n;
 }
 
+/* Where there is no room for every row. */
+#define AND_MORE "; and others: explain tells"
+
 /* "head_dim = 2048: a takes up to 1024; b takes up to 1024": what the last and most general row
  * does not serve comes first, rows that say no to something else say to what. Rows of another
  * backend are left out. */
@@ -418,13 +422,19 @@ static attnd_status refuse(const ker_device *device, const ker_problem *problem,
     }
     char text[ATTND_ERR_TEXT];
     size_t n = (size_t)snprintf(text, sizeof text, "%s:", subject), start = n;
-    for (size_t i = 0; i < N_KERNELS && n < sizeof text; i++) {
+    for (size_t i = 0; i < N_KERNELS; i++) {
         if (!is_of_backend(&kernels[i], level))
             continue;
+        char row[KER_REASON_TEXT + 64];
         bool same = strcmp(reasons[i].subject, subject) == 0;
-        n += (size_t)snprintf(text + n, sizeof text - n, "%s %s %s%s%s%s", n > start ? ";" : "",
-                              kernels[i].name, reasons[i].wants, same ? "" : " (",
-                              same ? "" : reasons[i].subject, same ? "" : ")");
+        snprintf(row, sizeof row, "%s %s %s%s%s%s", n > start ? ";" : "", kernels[i].name,
+                 reasons[i].wants, same ? "" : " (", same ? "" : reasons[i].subject,
+                 same ? "" : ")");
+        if (n + strlen(row) + sizeof AND_MORE > sizeof text) {
+            snprintf(text + n, sizeof text - n, AND_MORE);
+            break;
+        }
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s", row);
     }
     return attnd_fail(err, ATTND_UNSUPPORTED, "%s", text);
 }

@@ -6,6 +6,10 @@
 
 #include "kernels/attention.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* What every kernel of the table cuts its work into: rows of q (tokens times the heads of a group)
  * that share a pass over the keys, and keys of one step. Items start and end at multiples of the
  * tile but at the ends of what their rows see. */
@@ -126,5 +130,9 @@ static inline int64_t ker_angles_bytes(const ker_problem *problem)
         return 0;
     return (problem->batch.n_tokens * (int64_t)problem->rope.dim * 4 + 63) / 64 * 64;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -48,6 +48,7 @@ static const change changes[] = {
 enum { N_CHANGES = sizeof changes / sizeof *changes };
 
 static const rig_spec plain = {.name = "plain",
+                               .align = 16, /* what any row asks for */
                                .n_heads = 4,
                                .n_kv_heads = 2,
                                .d = 64,
@@ -94,7 +95,8 @@ static void takes_back(const rig *x, ker_device *device, ker_phase phase, uint32
         assert_null(kernel);
         for (size_t row = 0; row < ker_n_kernels(); row++)
             if (rig_has_level(device, ker_kernel_at(row)) &&
-                !strstr(err.text, ker_kernel_name(ker_kernel_at(row))))
+                !strstr(err.text, ker_kernel_name(ker_kernel_at(row))) &&
+                !strstr(err.text, "; and others: explain tells"))
                 fail_msg("no word of %s: %s", ker_kernel_name(ker_kernel_at(row)), err.text);
         int i = named(set, err.text);
         if (i < 0)
@@ -180,14 +182,14 @@ static void a_row_refuses_what_it_does_not_claim(void **state)
             if (!(*left_out[i].claims & left_out[i].bit))
                 continue;
             *left_out[i].claims &= ~left_out[i].bit;
-            assert_false(
-                ker_kernel_serves(&less, less.needs, &x.problem, (ker_phase)phase, &reason));
+            if (ker_kernel_serves(&less, less.needs, &x.problem, (ker_phase)phase, &reason))
+                fail_msg("%s serves without %s", less.name, fields[i]);
             if (strncmp(reason.subject, fields[i], strlen(fields[i])) != 0)
                 fail_msg("%s without %s: %s: %s", less.name, fields[i], reason.subject,
                          reason.wants);
             *left_out[i].claims |= left_out[i].bit;
-            assert_true(
-                ker_kernel_serves(&less, less.needs, &x.problem, (ker_phase)phase, &reason));
+            if (!ker_kernel_serves(&less, less.needs, &x.problem, (ker_phase)phase, &reason))
+                fail_msg("%s: %s: %s", less.name, reason.subject, reason.wants);
         }
         rig_free(&x);
     }

@@ -526,6 +526,9 @@ static void a_launch_allocates_nothing(void **state)
     rig_make(&x, &s);
     EACH_SERVING(d, row, &x)
     for (uint32_t n = 0; n < 4; n += 3) {
+        /* A GPU's driver allocates for itself, and its calls cannot be told from ours. */
+        if (strcmp(rig_device_names[d], "cuda") == 0)
+            break;
         void *memory;
         ker_stream *stream;
         rig_wait wait;

@@ -90,7 +90,7 @@ class Tree:
         if any(test.endswith(".py") for test in tests):
             programs.append("all")
         # A fault may leave a variable unused. What is built over and over is built quickly.
-        done = subprocess.run([self.make, "-s", "CFLAGS=-Wno-error -g0", "KERNEL_OPT=-O1", *programs],
+        done = subprocess.run([self.make, "-s", "CFLAGS=-Wno-error -g0", "KERNEL_OPT=-O1", "CUDA=", *programs],
                               cwd=self.folder,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         return None if done.returncode == 0 else done.stdout.decode("utf-8", "replace")[-2000:]

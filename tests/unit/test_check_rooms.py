@@ -49,6 +49,7 @@ FINE = (
     ("kvcache/c.c", '#include "kvcache/pool.h"\n#include "proto/err.h"\n#include <stdio.h>\n'),
     ("kvcache/d.c", "/* uv_run( and printf( in a comment */ int x;\n"),
     ("kernels/cpu/a.c", "int x = _mm256_add_ps(0);\n"),
+    ("kernels/cuda/a.c", "int x = cudaMalloc (0) + cuMemMap(0);\n"),
     ("daemon/control_more.c", "cJSON *x;\nint y = uv_run(0);\n"),
     ("config/c.c", "void f(void) { fprintf(0, snprintf(0)); }\n"),
     ("tests/unit/test_a.c", "cJSON *x;\nint y = uv_run(0) + nng_send(0);\n"),

@@ -36,7 +36,7 @@ static ker_device *open_device(uint32_t n_threads, uint32_t n_slots)
     ker_device *device = NULL;
     attnd_err err = {0};
     ker_device_options options = {
-        .n_threads = n_threads, .n_slots = n_slots, .workspace_bytes = 32 << 20};
+        .backend = "cpu", .n_threads = n_threads, .n_slots = n_slots, .workspace_bytes = 32 << 20};
     if (ker_device_open(&device, &options, &err) != ATTND_OK)
         fail_msg("%s", err.text);
     return device;
@@ -289,7 +289,7 @@ static void an_unknown_instruction_set_is_refused(void **state)
 {
     ker_device *device = (ker_device *)state;
     attnd_err err = {0};
-    ker_device_options options = {.n_threads = 1, .n_slots = 1, .isa = "mmx"};
+    ker_device_options options = {.backend = "cpu", .n_threads = 1, .n_slots = 1, .isa = "mmx"};
     assert_int_equal(ker_device_open(&device, &options, &err), ATTND_INVALID_ARGUMENT);
     assert_int_equal(err.reason, ATTND_BAD_CONFIG);
     assert_string_equal(err.text, "device.isa = mmx: avx512, avx2 or portable");
@@ -300,7 +300,7 @@ static void a_device_without_a_slot_is_refused(void **state)
 {
     ker_device *device = (ker_device *)state;
     attnd_err err = {0};
-    ker_device_options options = {.n_threads = 1, .workspace_bytes = 4096};
+    ker_device_options options = {.backend = "cpu", .n_threads = 1, .workspace_bytes = 4096};
     assert_int_equal(ker_device_open(&device, &options, &err), ATTND_INVALID_ARGUMENT);
     assert_int_equal(err.reason, ATTND_BAD_CONFIG);
     assert_string_equal(err.text, "device.slots = 0: at least 1");
@@ -311,7 +311,8 @@ static void more_workspace_than_addresses_is_refused(void **state)
 {
     ker_device *device = (ker_device *)state;
     attnd_err err = {0};
-    ker_device_options options = {.n_threads = 1, .n_slots = 2, .workspace_bytes = (size_t)1 << 62};
+    ker_device_options options = {
+        .backend = "cpu", .n_threads = 1, .n_slots = 2, .workspace_bytes = (size_t)1 << 62};
     assert_int_equal(ker_device_open(&device, &options, &err), ATTND_RESOURCE_EXHAUSTED);
     assert_int_equal(err.reason, ATTND_NO_ROOM);
     assert_string_equal(err.text,
