@@ -118,6 +118,9 @@ attnd_status cuda_memory_make(ker_device *device, const char *name, size_t bytes
     if (result != CUDA_SUCCESS)
         return attnd_fail(err, ATTND_KERNEL_FAILED, "cuMemCreate = %d: 0", (int)result);
     error = cudaMemset(memory.base, 0, memory.mapped);
+    /* Streams of launches do not wait for this one. */
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(0);
     if (error != cudaSuccess) {
         cuda_memory_free(device, &memory);
         return attnd_fail(err, ATTND_KERNEL_FAILED, "cudaMemset = %s: cudaSuccess",
