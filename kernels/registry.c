@@ -427,10 +427,10 @@ static attnd_status refuse(const ker_device *device, const ker_problem *problem,
             continue;
         char row[KER_REASON_TEXT + 64];
         bool same = strcmp(reasons[i].subject, subject) == 0;
-        snprintf(row, sizeof row, "%s %s %s%s%s%s", n > start ? ";" : "", kernels[i].name,
-                 reasons[i].wants, same ? "" : " (", same ? "" : reasons[i].subject,
-                 same ? "" : ")");
-        if (n + strlen(row) + sizeof AND_MORE > sizeof text) {
+        int bytes = snprintf(row, sizeof row, "%s %s %s%s%s%s", n > start ? ";" : "",
+                             kernels[i].name, reasons[i].wants, same ? "" : " (",
+                             same ? "" : reasons[i].subject, same ? "" : ")");
+        if (n + (size_t)bytes + sizeof AND_MORE > sizeof text) {
             snprintf(text + n, sizeof text - n, AND_MORE);
             break;
         }
