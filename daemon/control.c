@@ -256,8 +256,8 @@ static void on_engine_timeout(uv_timer_t *timer)
     client_resume(c);
 }
 
-/* Posts the snapshot wanted to the engine. */
-static void look_open(client *c, const srv_snapshot *wanted)
+/* Posts the snapshot wanted to the engine; takes what is in it. */
+static void look_open(client *c, srv_snapshot *wanted)
 {
     srv_control *control = c->control;
     attnd_err err;
@@ -265,6 +265,7 @@ static void look_open(client *c, const srv_snapshot *wanted)
     if (!l) {
         attnd_fail(&err, ATTND_NO_ROOM,
                    "snapshots = %u: the engine does not answer those asked for", control->n_looks);
+        srv_snapshot_fini(wanted);
         call_close(c, SRV_RPC_REFUSED, &err);
         return;
     }

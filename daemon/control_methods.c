@@ -1,4 +1,4 @@
-/* control_methods.c: the methods of methods.def, but for kernels.explain. */
+/* control_methods.c: the methods of methods.def, but for kernels.explain and trace.*. */
 #include "daemon/control_methods.h"
 
 #include <inttypes.h>
@@ -65,6 +65,21 @@ static bool ask_lists(const srv_call *call, srv_snapshot *snapshot)
 static bool ask_layer(const srv_call *call, srv_snapshot *snapshot)
 {
     return srv_explain_ask(call, snapshot);
+}
+
+static bool ask_trace_start(const srv_call *call, srv_snapshot *snapshot)
+{
+    return srv_trace_ask_start(call, snapshot);
+}
+
+static bool ask_trace_stop(const srv_call *call, srv_snapshot *snapshot)
+{
+    return srv_trace_ask_stop(call, snapshot);
+}
+
+static bool ask_trace_page(const srv_call *call, srv_snapshot *snapshot)
+{
+    return srv_trace_ask_page(call, snapshot);
 }
 
 static const srv_method methods[N_METHODS] = {
@@ -622,6 +637,21 @@ static attnd_status run_log_level(srv_call *call, attnd_err *err)
     srv_json_text(call->result, "level", srv_log_level_name(srv_log_level()));
     srv_json_text(call->result, "was", was);
     return ATTND_OK;
+}
+
+static attnd_status run_trace_start(srv_call *call, attnd_err *err)
+{
+    return srv_trace_run_start(call, err);
+}
+
+static attnd_status run_trace_stop(srv_call *call, attnd_err *err)
+{
+    return srv_trace_run_stop(call, err);
+}
+
+static attnd_status run_trace_page(srv_call *call, attnd_err *err)
+{
+    return srv_trace_run_page(call, err);
 }
 
 static attnd_status need_capture(const srv_call *call, attnd_err *err)

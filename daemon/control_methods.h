@@ -49,4 +49,12 @@ bool srv_call_has(const srv_call *call, const char *name);
 bool srv_explain_ask(const srv_call *call, srv_snapshot *snapshot);
 attnd_status srv_explain_run(srv_call *call, attnd_err *err);
 
+/* control_trace.c: the methods trace.start, trace.stop, trace.export. */
+bool srv_trace_ask_start(const srv_call *call, srv_snapshot *snapshot);
+bool srv_trace_ask_stop(const srv_call *call, srv_snapshot *snapshot);
+bool srv_trace_ask_page(const srv_call *call, srv_snapshot *snapshot);
+attnd_status srv_trace_run_start(srv_call *call, attnd_err *err);
+attnd_status srv_trace_run_stop(srv_call *call, attnd_err *err);
+attnd_status srv_trace_run_page(srv_call *call, attnd_err *err);
+
 #endif

@@ -127,6 +127,11 @@ static void view_session(srv_snapshot *snapshot, const srv_session *s)
 void srv_engine_snapshot(srv_engine *engine, srv_event *event)
 {
     srv_snapshot *snapshot = (srv_snapshot *)((char *)event - offsetof(srv_snapshot, event));
+    if (snapshot->trace.verb) {
+        snapshot->status = srv_trace_serve(&engine->trace, &snapshot->trace);
+        snapshot->done(snapshot);
+        return;
+    }
     view_counts n = count_views(engine);
     snapshot->sessions = calloc(n.sessions + 1, sizeof *snapshot->sessions);
     snapshot->models = calloc(n.models + 1, sizeof *snapshot->models);
@@ -218,5 +223,6 @@ void srv_engine_stop(srv_engine *engine)
     engine->stop_event.run = stop;
     srv_queue_post(&engine->queue, &engine->stop_event);
     pthread_join(engine->thread, NULL);
+    srv_trace_fini(&engine->trace);
     srv_queue_fini(&engine->queue);
 }

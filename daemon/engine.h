@@ -35,6 +35,7 @@ struct srv_engine {
     pthread_t thread;
 
     /* Owner: the engine thread. */
+    srv_trace trace;
     cfg own; /* what config points to in a daemon: a reload sets its live keys, in an event */
     srv_session *sessions; /* uthash by number */
     uint64_t last_handle;  /* handles are never used twice */

@@ -9,6 +9,7 @@
 
 #include "daemon/queue.h"
 #include "daemon/stats.h"
+#include "daemon/trace.h"
 #include "kernels/attention.h"
 #include "proto/message.h"
 
@@ -87,6 +88,7 @@ struct srv_request {
     msg_reply reply;
     uint64_t stage_ns[SRV_N_STAGES];
     uint64_t mark_ns; /* end of the stage before */
+    srv_trace_mark trace;
 };
 
 #endif

@@ -38,10 +38,12 @@ static void mark(srv_request *request, srv_stage stage)
     request->mark_ns = now;
 }
 
-static void unpark(srv_request *request)
+static void unpark(srv_engine *engine, srv_request *request)
 {
-    if (request->is_parked)
+    if (request->is_parked) {
         srv_stats_gauge(SRV_GAUGE_parked, -1);
+        srv_trace_span(&engine->trace, request, SRV_TRACE_parked);
+    }
     request->is_parked = false;
 }
 
@@ -301,7 +303,8 @@ static void encode(srv_request *request)
 /* Gives back what the request held, counts it and sends what is encoded. */
 static void leave(srv_engine *engine, srv_request *request)
 {
-    unpark(request);
+    unpark(engine, request);
+    srv_trace_end(&engine->trace, request);
     srv_update_leave(engine, request);
     for (size_t i = 0; i < request->n_held; i++)
         srv_buffer_leave(engine, request->held[i]);
@@ -371,6 +374,7 @@ static void succeed(srv_engine *engine, srv_request *request)
 {
     request->op->run(engine, request);
     srv_capture_take(engine->capture, request);
+    srv_trace_span(&engine->trace, request, SRV_TRACE_run);
     request->reply.op = request->msg.op;
     reply(engine, request);
 }
@@ -409,6 +413,7 @@ static void completed(srv_engine *engine, srv_event *event)
 {
     srv_request *request = (srv_request *)((char *)event - offsetof(srv_request, event));
     mark(request, SRV_STAGE_LAUNCH);
+    srv_trace_device(&engine->trace, request);
     settle(request);
     if (request->err.status == ATTND_OK)
         succeed(engine, request);
@@ -455,6 +460,7 @@ static void launch(srv_engine *engine, srv_request *request)
         else
             ker_launch(engine->device, stream, request->plans[i], &l->ticket);
     }
+    srv_trace_span(&engine->trace, request, SRV_TRACE_launch);
 }
 
 /* ---- The road ---------------------------------------------------------------------------------
@@ -465,12 +471,13 @@ typedef attnd_status stage_fn(srv_engine *engine, srv_request *request, attnd_er
 /* What runs on the engine thread and may refuse. */
 static const struct {
     srv_stage counts_as;
+    srv_trace_kind traced_as;
     stage_fn *run;
 } STAGES[] = {
-    {SRV_STAGE_VALIDATE, admit},
-    {SRV_STAGE_VALIDATE, order},
-    {SRV_STAGE_VALIDATE, check},
-    {SRV_STAGE_PLAN, make_plans},
+    {SRV_STAGE_VALIDATE, SRV_TRACE_admit, admit},
+    {SRV_STAGE_VALIDATE, SRV_TRACE_order, order},
+    {SRV_STAGE_VALIDATE, SRV_TRACE_check, check},
+    {SRV_STAGE_PLAN, SRV_TRACE_plan, make_plans},
 };
 
 enum { N_STAGES = sizeof STAGES / sizeof *STAGES };
@@ -478,7 +485,7 @@ enum { N_STAGES = sizeof STAGES / sizeof *STAGES };
 /* From request->stage on, until it is launched, refused or parked. */
 static void go(srv_engine *engine, srv_request *request)
 {
-    unpark(request);
+    unpark(engine, request);
     if (request->session && request->session->is_ended)
         attnd_fail(&request->err, ATTND_UNREGISTERED,
                    "session: it has ended while the request waited for its turn");
@@ -486,6 +493,7 @@ static void go(srv_engine *engine, srv_request *request)
         size_t at = request->stage;
         attnd_status status = STAGES[at].run(engine, request, &request->err);
         mark(request, STAGES[at].counts_as);
+        srv_trace_span(&engine->trace, request, STAGES[at].traced_as);
         if (status != ATTND_OK && request->err.status == ATTND_OK)
             attnd_fail(&request->err, ATTND_BROKEN, "server: a stage refused without a reason");
         if (request->is_parked && request->err.status == ATTND_OK) {
@@ -508,6 +516,7 @@ static void arrived(srv_engine *engine, srv_event *event)
 {
     srv_request *request = (srv_request *)((char *)event - offsetof(srv_request, event));
     mark(request, SRV_STAGE_QUEUE);
+    srv_trace_begin(&engine->trace, request);
     srv_stats_gauge(SRV_GAUGE_queued, -1);
     go(engine, request);
 }

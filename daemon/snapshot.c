@@ -23,6 +23,7 @@ void srv_snapshot_fini(srv_snapshot *snapshot)
     snapshot->plans = NULL;
     snapshot->n_sessions = snapshot->n_models = snapshot->n_pools = snapshot->n_buffers = 0;
     snapshot->n_plans = 0;
+    srv_trace_look_fini(&snapshot->trace);
 }
 
 /* ---- For who waits ----------------------------------------------------------------------------

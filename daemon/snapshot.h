@@ -7,6 +7,7 @@
 #define ATTND_DAEMON_SNAPSHOT_H
 
 #include "daemon/queue.h"
+#include "daemon/trace.h"
 #include "kernels/attention.h"
 #include "kvcache/pool.h"
 #include "proto/types.h"
@@ -71,7 +72,8 @@ struct srv_snapshot {
     void *arg;                            /* the asker's */
     uint64_t layer_model;                 /* in: 0, or the model and layer wanted in .layer */
     uint32_t layer_index;
-    attnd_status status; /* OK, or RESOURCE_EXHAUSTED when there was no memory */
+    srv_trace_look trace; /* in: what to do with the trace; then nothing else is filled */
+    attnd_status status;  /* OK, or RESOURCE_EXHAUSTED when there was no memory */
     srv_session_view *sessions;
     size_t n_sessions;
     srv_model_view *models;

@@ -58,7 +58,8 @@ def help_lists_every_command_and_each_has_help_of_its_own():
     listed = commands()
     for name in (
         "methods ping ready info drain shutdown stats models pools sessions buffers kernels "
-        "plans explain config reload log-level top call check capture capture-stop completion version"
+        "plans explain config reload log-level top call check capture capture-stop trace-start trace-stop trace-export completion "
+        "version"
     ).split():
         assert name in listed, name
     for name in listed:
@@ -78,7 +79,7 @@ def every_command_answers_in_both_forms():
             "check": [os.path.join(ROOT, "tests", "cases", "b001_poison_short_rows.json")],
         }
         for name in commands():
-            if name in ("drain", "shutdown", "capture"):
+            if name in ("drain", "shutdown", "capture", "trace-start", "trace-export"):
                 continue
             assert ok(daemon, name, *extra.get(name, []))
             if name == "completion":

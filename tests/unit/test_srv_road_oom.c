@@ -1,6 +1,6 @@
 /* test_srv_road_oom.c: whichever allocation of a request fails, it is refused for want of room and
  * nothing has changed, or it is done all the same; then it can be sent again. And a decode step of
- * a session that is warm allocates nothing.
+ * a session that is warm allocates nothing, traced or not.
  *
  * Every malloc, calloc, realloc, aligned_alloc and mmap counts that is made, by us or for us by a
  * library, while the daemon's code runs for a request: from its bytes to those of its reply. The
@@ -225,7 +225,7 @@ static bytes again(const bytes *request, uint64_t n)
     return out;
 }
 
-static void steady_state(void **state)
+static void check_steady_state(void)
 {
     static const char *const requests[] = {"attend",      "attend_plan", "attend_context", "step",
                                            "step_update", "update_plan", "merge"};
@@ -249,6 +249,22 @@ static void steady_state(void **state)
     }
 }
 
+static void steady_state(void **state)
+{
+    check_steady_state();
+}
+
+static void steady_state_while_it_is_traced(void **state)
+{
+    srv_trace_look look;
+    assert_true(srv_trace_look_init(&look, SRV_TRACE_START, SRV_TRACE_LEAST));
+    assert_int_equal(srv_trace_serve(&fuzz_engine.trace, &look), ATTND_OK);
+    srv_trace_look_fini(&look);
+    check_steady_state();
+    assert_true(fuzz_engine.trace.ring->n_recorded > (uint64_t)7 * (WARM + STEPS) * 8);
+    srv_trace_fini(&fuzz_engine.trace);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -256,6 +272,7 @@ int main(void)
         cmocka_unit_test(the_first_of_a_session_needs_a_table_too),
         cmocka_unit_test(every_allocation_of_a_snapshot_may_fail),
         cmocka_unit_test(steady_state),
+        cmocka_unit_test(steady_state_while_it_is_traced),
     };
     return cmocka_run_group_tests_name("srv_road_oom", tests, open_world, close_world);
 }
