@@ -434,35 +434,28 @@ static attnd_status check_entries(const batch_check *c, uint32_t b, attnd_err *e
 /* ---- Checking: what is appended
  * ------------------------------------------------------------------ */
 
-/* Slots that this call appends to → the token that does: open addressing, at most half full. */
-typedef struct slot_map {
-    int64_t mask;
-    struct {
-        int64_t slot; /* -1: empty */
-        int64_t token;
-    } * at;
-} slot_map;
+/* A token that this call stores, and where. */
+typedef struct stored {
+    int64_t slot, token;
+} stored;
 
-static bool slot_map_make(msg_arena *arena, int64_t n, slot_map *out)
+/* n tokens by slot, those of one slot in their order; the result lies in one of the two. Digit by
+ * digit: a client chooses its slots, and no choice of them takes longer than another. */
+static const stored *sort_stored(stored *from, stored *to, int64_t n, int64_t n_slots)
 {
-    int64_t size = 8;
-    while (size < 2 * n)
-        size *= 2;
-    out->mask = size - 1;
-    out->at = msg_arena_take(arena, (size_t)size * sizeof *out->at);
-    if (out->at)
-        for (int64_t i = 0; i < size; i++)
-            out->at[i].slot = -1;
-    return out->at;
-}
-
-/* Where the slot is, or where it would go. */
-static int64_t slot_map_place(const slot_map *map, int64_t slot)
-{
-    int64_t i = (int64_t)((uint64_t)slot * 0x9E3779B97F4A7C15u >> 20) & map->mask;
-    while (map->at[i].slot >= 0 && map->at[i].slot != slot)
-        i = (i + 1) & map->mask;
-    return i;
+    for (int shift = 0; shift < 64 && n_slots >> shift; shift += 8) {
+        int64_t at[257] = {0};
+        for (int64_t i = 0; i < n; i++)
+            at[(from[i].slot >> shift & 255) + 1]++;
+        for (int d = 0; d < 256; d++)
+            at[d + 1] += at[d];
+        for (int64_t i = 0; i < n; i++)
+            to[at[from[i].slot >> shift & 255]++] = from[i];
+        stored *sorted = to;
+        to = from;
+        from = sorted;
+    }
+    return from;
 }
 
 /* Where token i of sequence b is stored; -1: nowhere. */
@@ -475,30 +468,15 @@ static int64_t slot_of(const batch_check *c, uint32_t b, int32_t i)
     return (int64_t)c->table->ids[c->table->first[b] + j / size] * size + j % size;
 }
 
-/* Stamps the blocks that sequence b appends to and files its slots; slots are distinct. */
-static attnd_status file_appends(const batch_check *c, slot_map *map, uint32_t b, attnd_err *err)
+/* Stamps the blocks that sequence b appends to, and lists what is stored behind the n that are. */
+static int64_t file_appends(const batch_check *c, uint32_t b, stored *list, int64_t n)
 {
-    char field[64];
     int64_t size = c->group->geometry.block_size;
     for (int32_t i = 0; i < c->lengths->q_len[b]; i++) {
         int64_t slot = slot_of(c, b, i), token = c->lengths->q_first[b] + i;
         if (slot < 0)
             continue;
-        int64_t place = slot_map_place(map, slot);
-        if (c->batch->slots)
-            snprintf(field, sizeof field, "%s.slots[%" PRId64 "]", message_of(c->batch), token);
-        if (map->at[place].slot >= 0)
-            return attnd_fail(
-                err, ATTND_BAD_BLOCK,
-                "%s = %" PRId64 ": tokens %" PRId64 " and %" PRId64
-                " of this call would be stored in one slot",
-                c->batch->slots
-                    ? field
-                    : entry_field(c, b, (c->lengths->kv_len[b] - c->lengths->q_len[b] + i) / size,
-                                  field),
-                c->batch->slots ? slot : slot / size, map->at[place].token, token);
-        map->at[place].slot = slot;
-        map->at[place].token = token;
+        list[n++] = (stored){slot, token};
         srv_block_mark *mark = &c->group->marks[slot / size];
         bool is_ours = mark->stamp == c->stamp;
         mark->seq = is_ours && mark->seq != b ? -1 : (int64_t)b;
@@ -506,7 +484,34 @@ static attnd_status file_appends(const batch_check *c, slot_map *map, uint32_t b
         mark->last = token;
         mark->stamp = c->stamp;
     }
-    return ATTND_OK;
+    return n;
+}
+
+/* No two of what is stored, sorted, have one slot; else the first token that meets another is
+ * named. */
+static attnd_status check_distinct(const batch_check *c, const stored *sorted, int64_t n,
+                                   attnd_err *err)
+{
+    char field[64];
+    const stored *twice = NULL;
+    for (int64_t i = 1; i < n; i++)
+        if (sorted[i].slot == sorted[i - 1].slot && (!twice || sorted[i].token < twice->token))
+            twice = &sorted[i];
+    if (!twice)
+        return ATTND_OK;
+    uint32_t b = 0;
+    while (b + 1 < c->lengths->n_seqs && c->lengths->q_first[b + 1] <= twice->token)
+        b++;
+    int64_t size = c->group->geometry.block_size, i = twice->token - c->lengths->q_first[b];
+    if (c->batch->slots)
+        snprintf(field, sizeof field, "%s.slots[%" PRId64 "]", message_of(c->batch), twice->token);
+    else
+        entry_field(c, b, (c->lengths->kv_len[b] - c->lengths->q_len[b] + i) / size, field);
+    return attnd_fail(err, ATTND_BAD_BLOCK,
+                      "%s = %" PRId64 ": tokens %" PRId64 " and %" PRId64
+                      " of this call would be stored in one slot",
+                      field, c->batch->slots ? twice->slot : twice->slot / size, twice[-1].token,
+                      twice->token);
 }
 
 /* A block that sequence b reads and this call appends to: it is b's alone (§3.7), and no key that b
@@ -541,12 +546,16 @@ static attnd_status check_marked(const batch_check *c, uint32_t b, int64_t n, at
 
 static attnd_status check_appends(msg_arena *arena, const batch_check *c, attnd_err *err)
 {
-    slot_map map;
-    if (!slot_map_make(arena, c->lengths->n_tokens, &map))
+    int64_t n_stored = 0, n_slots = (int64_t)c->group->n_blocks * c->group->geometry.block_size;
+    uint64_t n_tokens = (uint64_t)c->lengths->n_tokens;
+    stored *list = msg_arena_take(arena, n_tokens * sizeof *list);
+    stored *other = list ? msg_arena_take(arena, n_tokens * sizeof *other) : NULL;
+    if (!other)
         return attnd_fail(err, ATTND_TOO_LARGE, "%s.q_lens: more tokens than a request may use",
                           message_of(c->batch));
     for (uint32_t b = 0; b < c->lengths->n_seqs; b++)
-        TRY(file_appends(c, &map, b, err));
+        n_stored = file_appends(c, b, list, n_stored);
+    TRY(check_distinct(c, sort_stored(list, other, n_stored, n_slots), n_stored, err));
     for (uint32_t b = 0; b < c->lengths->n_seqs; b++) {
         int64_t first, end;
         const int32_t *ids = c->table->ids + c->table->first[b];

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/batch.h"
 
@@ -241,6 +242,84 @@ static void two_tokens_never_share_a_slot(void **state)
                    "batch.slots[1] = -2: pool \"main\" has slots 0..31, -1 for nowhere");
 }
 
+static void the_first_token_that_meets_another_is_named(void **state)
+{
+    fixture *f = *state;
+    msg_batch *batch = &f->msg;
+    batch->q_lens = INTS(4, 4);
+    batch->kv_lens = INTS(4, 4);
+    f->table.block_ids = INTS(0, 1);
+    batch->slots = INTS(31, 20, 9, -1, 20, 31, 31, -1);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.slots[4] = 20: tokens 1 and 4 of this call would be stored in one slot");
+    batch->slots = INTS(31, 20, 9, -1, 8, 10, 9, -1);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.slots[6] = 9: tokens 2 and 6 of this call would be stored in one slot");
+    batch->slots = (msg_ints){0};
+    batch->q_lens = INTS(1, 3);
+    batch->kv_lens = INTS(7, 5);
+    f->table.block_ids = INTS(0, 1, 1, 1);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.tables[0].block_ids[2] = 1: tokens 0 and 1 of this call would be stored "
+                   "in one slot");
+    f->table.block_ids = INTS(0, 1, 2, 1);
+    batch->kv_lens = INTS(5, 5);
+    expect_refusal(f, true, ATTND_BAD_BLOCK,
+                   "batch.tables[0].block_ids[3] = 1: tokens 0 and 3 of this call would be stored "
+                   "in one slot");
+}
+
+/* CPU time of a thread, in seconds. */
+static double cpu_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Multiples of a power of two, and those that a usual multiplicative hash puts in a few places,
+ * take about as long as slots in a row. */
+static void no_choice_of_slots_is_slow(void **state)
+{
+    enum { TOKENS = 1 << 15, BIG_T = 256, BIG_BLOCKS = 1 << 21 };
+    fixture *f = *state;
+    srv_group *group = &f->group;
+    int32_t n_tokens = TOKENS, *slots = calloc(TOKENS, sizeof *slots);
+    int32_t *blocks = calloc(TOKENS / BIG_T, sizeof *blocks);
+    double took[3];
+    free(group->marks);
+    group->marks = calloc(BIG_BLOCKS, sizeof *group->marks);
+    group->n_blocks = BIG_BLOCKS;
+    group->geometry.block_size = BIG_T;
+    group->max_kv_len = TOKENS;
+    f->engine.limits.max_tokens = TOKENS;
+    msg_arena_fini(&f->request.arena);
+    assert_int_equal(msg_arena_init(&f->request.arena, 64 << 20, &f->err), 0);
+    for (int32_t n = 0; n < TOKENS / BIG_T; n++)
+        blocks[n] = BIG_BLOCKS - 1 - n;
+    f->msg.n_contexts = 1;
+    f->msg.q_lens = f->msg.kv_lens = inline_ints(&n_tokens, 1);
+    f->table.block_ids = inline_ints(blocks, TOKENS / BIG_T);
+    f->msg.slots = inline_ints(slots, TOKENS);
+    for (int kind = 0; kind < 3; kind++) {
+        int32_t n = 0;
+        for (int64_t slot = 0; n < TOKENS; slot += kind == 1 ? 1 << 13 : 1) {
+            uint64_t place = (uint64_t)slot * 0x9E3779B97F4A7C15u >> 20 & 0xFFFF;
+            if (kind != 2 || place < 32)
+                slots[n++] = (int32_t)slot;
+        }
+        double start = cpu_s();
+        assert_int_equal(read_batch(f, true), ATTND_OK);
+        took[kind] = cpu_s() - start;
+        msg_arena_reset(&f->request.arena);
+    }
+    /* A quadratic search takes hundreds of times as long. */
+    assert_true(took[1] < 20 * took[0] + 0.05);
+    assert_true(took[2] < 20 * took[0] + 0.05);
+    free(slots);
+    free(blocks);
+}
+
 static void a_shared_block_is_read_but_not_appended_to(void **state)
 {
     fixture *f = *state;
@@ -448,6 +527,8 @@ int main(void)
         T_(needed_entries_name_blocks_of_the_pool),
         T_(entries_behind_a_window_may_be_anything),
         T_(two_tokens_never_share_a_slot),
+        T_(the_first_token_that_meets_another_is_named),
+        T_(no_choice_of_slots_is_slow),
         T_(a_shared_block_is_read_but_not_appended_to),
         T_(a_ring_may_overwrite_only_what_no_row_sees),
         T_(positions_are_not_negative),
