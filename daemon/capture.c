@@ -20,6 +20,12 @@
 #include "daemon/log.h"
 #include "daemon/session.h"
 
+/* Where the files of an order go: its order and the copies of it that are on their way hold it. */
+typedef struct folder {
+    int fd;
+    uint32_t n_held; /* under the lock */
+} folder;
+
 /* One copy on its way to its file. */
 typedef struct job {
     struct job *next;
@@ -27,10 +33,14 @@ typedef struct job {
     srv_record *record;
     uv_work_t work;
     uint64_t bytes; /* that count against the bound until it is written */
-    int folder;     /* descriptor; the job's own */
+    folder *folder; /* held; NULL: not yet */
     char name[64];
     attnd_err err;
 } job;
+
+/* Copies that wait for their file: each has a mapping of its own, and a process may not have many
+ * more than 2^16. */
+enum { MOST_PENDING = 4096 };
 
 struct srv_capture {
     uv_loop_t *loop;
@@ -44,8 +54,8 @@ struct srv_capture {
     bool is_closed;       /* arrived must not be used any more */
     uint32_t session;
     bool with_data;
-    int folder; /* -1: none */
-    uint32_t n_named;
+    folder *folder;   /* held; NULL: none */
+    uint32_t n_named; /* since the start: with the process's id, a name is never taken again */
     char stamp[32];
     uint64_t bytes; /* copied and not yet written */
     job *first, **last;
@@ -65,7 +75,8 @@ static attnd_status write_file(const job *j, attnd_err *err)
 {
     char part[80];
     snprintf(part, sizeof part, ".%s.part", j->name);
-    int fd = openat(j->folder, part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int dir = j->folder->fd;
+    int fd = openat(dir, part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
     if (!file) {
         if (fd >= 0)
@@ -77,10 +88,10 @@ static attnd_status write_file(const job *j, attnd_err *err)
     attnd_status status = is_whole ? ATTND_OK : refuse(j, "write", err);
     if (fclose(file) != 0 && status == ATTND_OK)
         status = refuse(j, "close", err);
-    if (status == ATTND_OK && renameat(j->folder, part, j->folder, j->name) != 0)
+    if (status == ATTND_OK && renameat(dir, part, dir, j->name) != 0)
         status = refuse(j, "rename", err);
     if (status != ATTND_OK)
-        unlinkat(j->folder, part, 0);
+        unlinkat(dir, part, 0);
     return status;
 }
 
@@ -93,12 +104,13 @@ static void work(uv_work_t *request)
 /* ---- The loop thread --------------------------------------------------------------------------
  */
 
-static void free_job(job *j)
+/* Under the lock. Accepts NULL. */
+static void let_go(folder *f)
 {
-    srv_record_free(j->record);
-    if (j->folder >= 0)
-        close(j->folder);
-    free(j);
+    if (f && --f->n_held == 0) {
+        close(f->fd);
+        free(f);
+    }
 }
 
 static void worked(uv_work_t *request, int status)
@@ -116,7 +128,11 @@ static void worked(uv_work_t *request, int status)
         srv_log(SRV_WARN, "capture not written  \"%s\"", j->err.text);
     else
         srv_log(SRV_DEBUG, "captured  file=%s", j->name);
-    free_job(j);
+    srv_record_free(j->record);
+    pthread_mutex_lock(&c->lock);
+    let_go(j->folder);
+    pthread_mutex_unlock(&c->lock);
+    free(j);
 }
 
 /* Copies have arrived. */
@@ -143,11 +159,8 @@ attnd_status srv_capture_open(srv_capture **out, uv_loop_t *loop, const char *ru
     *out = NULL;
     if (!c)
         return attnd_fail(err, ATTND_NO_ROOM, "capture: no memory");
-    *c = (srv_capture){.loop = loop,
-                       .runtime_dir = runtime_dir,
-                       .device = device,
-                       .most_bytes = most_bytes,
-                       .folder = -1};
+    *c = (srv_capture){
+        .loop = loop, .runtime_dir = runtime_dir, .device = device, .most_bytes = most_bytes};
     c->last = &c->first;
     pthread_mutex_init(&c->lock, NULL);
     if (uv_async_init(loop, &c->arrived, send_to_workers) != 0) {
@@ -176,8 +189,7 @@ void srv_capture_free(srv_capture *c)
 {
     if (!c)
         return;
-    if (c->folder >= 0)
-        close(c->folder);
+    let_go(c->folder);
     pthread_mutex_destroy(&c->lock);
     free(c);
 }
@@ -186,7 +198,7 @@ void srv_capture_free(srv_capture *c)
  */
 
 static attnd_status open_folder(const srv_capture *c, const char *dir, char path[SRV_CAPTURE_DIR],
-                                int *folder, attnd_err *err)
+                                folder **out, attnd_err *err)
 {
     if (dir && dir[0] != '/')
         return attnd_fail(err, ATTND_BAD_MESSAGE, "params.into = %.200s: a path from the root",
@@ -199,13 +211,19 @@ static attnd_status open_folder(const srv_capture *c, const char *dir, char path
     if (!dir && mkdir(path, 0700) != 0 && errno != EEXIST)
         return attnd_fail(err, ATTND_BAD_MESSAGE, "params.into = %.200s: %s", path,
                           strerror(errno));
-    *folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*folder < 0 || faccessat(*folder, ".", W_OK, 0) != 0) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || faccessat(fd, ".", W_OK, 0) != 0) {
         attnd_fail(err, ATTND_BAD_MESSAGE, "params.into = %.200s: %s", path, strerror(errno));
-        if (*folder >= 0)
-            close(*folder);
+        if (fd >= 0)
+            close(fd);
         return err->status;
     }
+    *out = malloc(sizeof **out);
+    if (!*out) {
+        close(fd);
+        return attnd_fail(err, ATTND_NO_ROOM, "params.into = %.200s: no memory", path);
+    }
+    **out = (folder){.fd = fd, .n_held = 1};
     return ATTND_OK;
 }
 
@@ -213,7 +231,7 @@ attnd_status srv_capture_start(srv_capture *c, const srv_capture_order *order,
                                srv_capture_counts *counts, attnd_err *err)
 {
     char path[SRV_CAPTURE_DIR];
-    int folder = -1;
+    folder *into = NULL;
     struct tm tm;
     time_t now = time(NULL);
     if (order->n < 1 || order->n > SRV_CAPTURE_MOST)
@@ -223,14 +241,12 @@ attnd_status srv_capture_start(srv_capture *c, const srv_capture_order *order,
         return attnd_fail(err, ATTND_BAD_COMBINATION,
                           "capture: %u requests of the last one are still to come; stop it first",
                           atomic_load(&c->left));
-    TRY(open_folder(c, order->dir, path, &folder, err));
+    TRY(open_folder(c, order->dir, path, &into, err));
     pthread_mutex_lock(&c->lock);
-    if (c->folder >= 0)
-        close(c->folder);
-    c->folder = folder;
+    let_go(c->folder);
+    c->folder = into;
     c->session = order->session;
     c->with_data = order->with_data;
-    c->n_named = 0;
     c->counts = (srv_capture_counts){.pending = c->counts.pending};
     snprintf(c->counts.dir, sizeof c->counts.dir, "%s", path);
     strftime(c->stamp, sizeof c->stamp, "%Y%m%d-%H%M%S", gmtime_r(&now, &tm));
@@ -300,23 +316,30 @@ static void take(srv_capture *c, const srv_request *request)
         return;
     }
     uint64_t room = c->most_bytes > c->bytes ? c->most_bytes - c->bytes : 0;
-    bool with_data = c->with_data;
+    bool with_data = c->with_data, is_behind = c->counts.pending >= MOST_PENDING;
     if (j) {
         j->capture = c;
-        j->folder = fcntl(c->folder, F_DUPFD_CLOEXEC, 0);
-        snprintf(j->name, sizeof j->name, "capture-%s-%06u.json", c->stamp, ++c->n_named);
+        j->folder = c->folder;
+        j->folder->n_held++;
+        snprintf(j->name, sizeof j->name, "capture-%s-%d-%06u.json", c->stamp, (int)getpid(),
+                 ++c->n_named);
     }
     pthread_mutex_unlock(&c->lock);
-    if (j && j->folder >= 0 && copy(j, request, with_data, room, &err) == ATTND_OK &&
+    if (j && !is_behind && copy(j, request, with_data, room, &err) == ATTND_OK &&
         give_to_loop(c, j))
         return;
     pthread_mutex_lock(&c->lock);
     c->counts.dropped++;
+    if (j)
+        let_go(j->folder);
     pthread_mutex_unlock(&c->lock);
     srv_log(SRV_INFO, "capture dropped  request=%" PRIu64 " \"%s\"", request->msg.id,
-            *err.text ? err.text : "no memory");
+            is_behind   ? "files are written more slowly"
+            : *err.text ? err.text
+                        : "no memory");
     if (j)
-        free_job(j);
+        srv_record_free(j->record);
+    free(j);
 }
 
 void srv_capture_take(srv_capture *capture, const srv_request *request)

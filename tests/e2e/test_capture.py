@@ -5,6 +5,8 @@ import os
 import stat
 import subprocess
 import tempfile
+import threading
+import time
 
 from support import BUILD, ROOT, Daemon, attnd
 
@@ -186,6 +188,48 @@ def orders_that_make_no_sense_are_refused():
         daemon.rpc("capture.start", n=1, into=folder)
         tap.equal(daemon.stop(), 0)
         tap.equal(os.listdir(folder), [])
+
+
+def attend_over_and_over(client, seconds):
+    """One small request after the other, one at least."""
+    spec = {
+        "layers": [{"n_heads": 1, "head_dim": 4}],
+        "groups": [{"block_size": 16, "kv_dtype": "f32", "n_blocks": 1}],
+    }
+    model, buffer = client.open_model(spec), client.create_buffer(4096)
+    q, k, v, out = (buffer.view("f32", (1, 1, 4), offset=64 * i) for i in range(4))
+    end = time.monotonic() + seconds
+    while True:
+        client.attend(model, 0, q=q, k=k, v=v, out=out, q_lens=[1], kv_lens=[1], tables=[[0]])
+        if time.monotonic() >= end:
+            break
+
+
+@tap.test
+def orders_of_one_second_keep_each_others_files():
+    with tempfile.TemporaryDirectory() as folder, Daemon() as daemon, attnd.Client(daemon.dir) as client:
+        for _ in range(4):
+            daemon.rpc("capture.start", n=1, into=folder)
+            attend_over_and_over(client, 0)
+            tap.equal(finish(daemon)["written"], 1)
+        tap.equal(len(files_in(folder)), 4)
+
+
+@tap.test
+def requests_faster_than_files_leave_descriptors_for_others():
+    with tempfile.TemporaryDirectory() as folder, Daemon(nofile=96) as daemon:
+        with attnd.Client(daemon.dir) as client:
+            daemon.rpc("capture.start", n=100000, into=folder)
+            load = threading.Thread(target=attend_over_and_over, args=(client, 2))
+            load.start()
+            while load.is_alive():
+                with attnd.Client(daemon.dir) as other:
+                    other.ping()
+                tap.equal(daemon.rpc("server.ready")["ready"], True)
+            load.join()
+            counts = finish(daemon)
+        tap.equal(counts["failed"], 0)
+        tap.equal(len(files_in(folder)), counts["written"])
 
 
 @tap.test
