@@ -122,7 +122,12 @@ static void run_file(check *c, const char *path)
     ora_case_file *file;
     attnd_err err = {0};
     ora_run_options options = {.plans = c->o->plans, .exact = c->o->exact};
+    struct stat about;
     name_of(path, name, sizeof name);
+    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode)) {
+        add_failure(c, name, "neither a file nor a directory");
+        return;
+    }
     char *text = read_text(path);
     if (!text) {
         add_failure(c, name, strerror(errno ? errno : EFBIG));

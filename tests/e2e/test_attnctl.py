@@ -517,6 +517,16 @@ def what_a_client_calls_itself_does_not_reach_the_terminal():
 
 
 @tap.test
+def check_does_not_wait_for_a_pipe():
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = os.path.join(folder, "pipe.json")
+        os.mkfifo(pipe)
+        code, out, _ = attnctl("check", "--oracle", pipe, folder)
+        tap.equal(code, REFUSED)
+        tap.equal(out.count("neither a file nor a directory"), 2)
+
+
+@tap.test
 def drain_waits_until_the_daemon_has_left():
     with Daemon(keeper=True) as daemon:
         tap.equal(ok(daemon, "--json", "drain", "--wait"), '{"draining":true}\n')

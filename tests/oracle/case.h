@@ -282,6 +282,7 @@ attnd_status ora_case_file_open(ora_case_file **out, const char *text, attnd_err
 void ora_case_file_close(ora_case_file *file); /* accepts NULL */
 
 size_t ora_case_n_variants(const ora_case_file *file); /* at least 1 */
+bool ora_case_has_axis(const ora_case_file *file, const char *name);
 
 /* "block_size=16 poison=nan" of variant i, in name[bytes]; without the axis `but` unless it is
  * NULL. */

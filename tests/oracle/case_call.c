@@ -431,6 +431,10 @@ attnd_status ora_run_judge_others(ora_run *r, size_t at, const ora_outcome *o, a
     for (size_t i = 0; i < e->n_across; i++) {
         char key[sizeof((bits_entry *)0)->key], name[ORA_VARIANT_NAME];
         uint64_t first = 0;
+        if (!ora_case_has_axis(r->file, e->same_across[i]))
+            return attnd_fail(err, ATTND_BAD_CONFIG,
+                              "same_across = %s: no axis of variants has that name",
+                              e->same_across[i]);
         ora_case_variant_name(r->file, r->variant, e->same_across[i], name, sizeof name);
         snprintf(key, sizeof key, "%zu %s %s", at, e->same_across[i], name);
         TRY(first_seen(r->bits, key, ora_run_hash_of(o), &first, err));

@@ -78,6 +78,11 @@ size_t ora_case_n_variants(const ora_case_file *file)
     return file->n_variants;
 }
 
+bool ora_case_has_axis(const ora_case_file *file, const char *name)
+{
+    return cJSON_GetObjectItemCaseSensitive(file->axes, name) != NULL;
+}
+
 /* The value of an axis in variant i; the last axis changes fastest. *i is divided by it. */
 static const cJSON *value_of(const ora_case_file *file, const cJSON *axis, size_t i)
 {

@@ -127,8 +127,12 @@ static bool place_of(const ora_bytes *b, int64_t layer, int64_t row, int64_t h, 
     }
     if (!b->n_strides)
         offset += ((row * b->heads + h) * b->width + d) * element_bytes(b);
-    for (uint32_t i = 0; i < b->n_strides && i < 3; i++)
-        offset += index[i] * b->strides[i];
+    for (uint32_t i = 0; i < b->n_strides && i < 3; i++) {
+        int64_t step;
+        if (__builtin_mul_overflow(index[i], b->strides[i], &step) ||
+            __builtin_add_overflow(offset, step, &offset))
+            return false;
+    }
     *at = offset;
     return offset >= 0 && offset + element_bytes(b) <= (int64_t)b->n_region;
 }
@@ -157,8 +161,8 @@ void ora_tensor_gather(ora_bytes *tensor)
         move(tensor, false);
 }
 
-/* The shape on the wire, its strides, and how many bytes it needs. */
-static void lay_out(const ora_case_tensor *t, const ora_want *want, ora_bytes *b)
+/* The shape on the wire, its strides, and how many bytes it needs; false: more than can be. */
+static bool lay_out(const ora_case_tensor *t, const ora_want *want, ora_bytes *b)
 {
     b->n_dims = t->n_shape;
     memcpy(b->shape, t->shape, sizeof b->shape);
@@ -176,18 +180,29 @@ static void lay_out(const ora_case_tensor *t, const ora_want *want, ora_bytes *b
     b->n_region = t->region;
     b->is_alone = t->region > 0;
     if (t->region)
-        return;
-    int64_t end = 0;
-    if (b->n_strides) {
-        end = size;
-        for (uint32_t i = 0; i < b->n_strides && i < b->n_dims; i++)
-            end += b->strides[i] > 0 && b->shape[i] > 0 ? (int64_t)(b->shape[i] - 1) * b->strides[i]
-                                                        : 0;
-        b->layer_stride = end;
-    } else {
-        end = b->layer_stride;
-    }
-    b->n_region = (size_t)(b->offset + (uint64_t)(end + b->layer_stride * (b->n_layers - 1)));
+        return true;
+    bool is_too_far = false;
+    int64_t bytes;
+    if (b->n_strides)
+        b->layer_stride = size;
+    for (uint32_t i = 0; i < b->n_strides && i < b->n_dims; i++)
+        if (b->strides[i] > 0 && b->shape[i] > 0)
+            is_too_far |= __builtin_mul_overflow(b->shape[i] - 1, b->strides[i], &bytes) ||
+                          __builtin_add_overflow(b->layer_stride, bytes, &b->layer_stride);
+    is_too_far |= __builtin_mul_overflow(b->layer_stride, b->n_layers, &bytes) ||
+                  __builtin_add_overflow(bytes, b->offset, &bytes);
+    b->n_region = (size_t)bytes;
+    return !is_too_far;
+}
+
+/* Elements of all layers, such that their bytes can be counted; false: too many. */
+static bool count_elements(const ora_want *want, size_t *n)
+{
+    size_t of_a_layer = (size_t)want->rows;
+    return !__builtin_mul_overflow(of_a_layer, want->heads, &of_a_layer) &&
+           !__builtin_mul_overflow(of_a_layer, want->width, &of_a_layer) &&
+           !__builtin_mul_overflow(of_a_layer, want->n_layers, n) && of_a_layer <= INT64_MAX / 64 &&
+           *n <= INT64_MAX / 64;
 }
 
 /* Long contexts are mostly poison and zeros: they are not worth a codec an element. */
@@ -242,8 +257,10 @@ attnd_status ora_tensor_make(ora_arena *arena, const ora_case_tensor *t, const o
                        .width = want->width};
     if (!t->given)
         return ATTND_OK;
-    lay_out(t, want, out);
-    size_t n = (size_t)want->rows * want->n_layers * want->heads * want->width;
+    size_t n;
+    if (!count_elements(want, &n) || !lay_out(t, want, out))
+        return attnd_fail(err, ATTND_BAD_CONFIG, "%s: more bytes than memory has addresses",
+                          want->field);
     out->n_packed = n * attnd_dtype_bits(out->dtype) / 8;
     out->packed = ora_arena_take(arena, out->n_packed + 1, 1);
     out->region = out->packed;

@@ -279,6 +279,31 @@ static void other_bits_are_found(void **state)
     assert_found(LATE_BITS, across, "out: other bits than another poison gave");
 }
 
+static void assert_refused(const char *text, const char *message)
+{
+    assert_int_equal(run_with(NONE, text, &plain), ORA_CASE_FAILED);
+    if (!strstr(report.text, message))
+        fail_msg("\"%s\" has no \"%s\"", report.text, message);
+}
+
+static void what_can_not_be_looked_at_is_not_right(void **state)
+{
+    assert_refused("{" SPEC ", \"steps\": [" FILL "{\"attend\": {" TWO
+                   "}, \"expect\": {\"same_across\": [\"poison\"]}}]}",
+                   "same_across = poison: no axis of variants has that name");
+}
+
+/* Sums of strides and products of shapes beyond 64 bits are no small numbers. */
+static void sizes_beyond_memory_are_refused(void **state)
+{
+    assert_refused("{" SPEC ", \"steps\": [{\"attend\": {\"q\": {\"shape\": [2049, 2, 8], "
+                   "\"strides\": [9007199254740992, 32, 4]}, " TWO "}}]}",
+                   "q: more bytes than memory has addresses");
+    assert_refused("{" SPEC ", \"steps\": [{\"merge\": {\"partials\": [{\"out\": 1, \"lse\": 1}], "
+                   "\"n_tokens\": 1073741824, \"n_heads\": 1073741824, \"width\": 16}}]}",
+                   "more bytes than memory has addresses");
+}
+
 static void the_same_rows_elsewhere_are_compared(void **state)
 {
     const char *text =
@@ -401,6 +426,8 @@ int main(void)
         cmocka_unit_test(the_worst_error_is_told_in_parts_of_its_gate),
         cmocka_unit_test(given_values_must_be_the_evaluators),
         cmocka_unit_test(other_bits_are_found),
+        cmocka_unit_test(what_can_not_be_looked_at_is_not_right),
+        cmocka_unit_test(sizes_beyond_memory_are_refused),
         cmocka_unit_test(the_same_rows_elsewhere_are_compared),
         cmocka_unit_test(rows_stored_elsewhere_are_found),
         cmocka_unit_test(refusals_are_judged),
