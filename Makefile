@@ -17,7 +17,7 @@ say        = $(if $(V),,@printf '  %-8s %s\n' '$(1)' '$(2)')
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all deps run demo test check conformance mutants bench asan tsan fuzz fuzzers soak format lint install dist clean help
+.PHONY: all deps run demo test check test-gpu conformance mutants bench asan tsan fuzz fuzzers soak format lint install dist clean help
 .DEFAULT_GOAL := all
 
 # ---- Flags -----------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ ORA_C   := $(wildcard tests/oracle/*.c)
 SUP_C   := $(wildcard tests/support/*.c) tests/fuzz/world.c tests/fuzz/device.c $(filter-out tests/kernels/test_%,$(wildcard tests/kernels/*.c))
 TESTS_C := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/e2e/test_*.c)
 TESTS_S := $(wildcard tests/unit/test_*.py tests/unit/test_*.sh tests/e2e/test_*.py tests/e2e/test_*.sh)
-BENCH_C := $(wildcard tests/bench/*.c)
+BENCH_C := $(filter-out $(if $(CUDA),,tests/bench/gpu.c),$(wildcard tests/bench/*.c))
 FUZZ_C  := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_O   = $(call obj,tests/fuzz/mutate.c)
 PY      := $(wildcard proto/python/attnd/*.py)
@@ -212,9 +212,10 @@ $(FUZZERS): $(B)/bin/fuzz_%: $(B)/obj/tests/fuzz/fuzz_%.o $(FUZZ_O) $(LIBS_OUR)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link_fuzz) -fsanitize=fuzzer
 
+$(B)/bench/gpu: $(B)/obj/tests/bench/ceiling_gpu.cu.o
 $(B)/bench/%: $(B)/obj/tests/bench/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
-	$(Q)mkdir -p $(@D) && $(link) $< -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lnng $(LIBS_CLI) $(LIBS_SRV)
+	$(Q)mkdir -p $(@D) && $(link) $(filter %.o,$^) -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lnng $(LIBS_CLI) $(LIBS_SRV)
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 
@@ -265,6 +266,11 @@ soak: all $(BENCHES)
 bench: all $(BENCHES)
 	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' PYTHON=$(PYTHON) tests/bench/run.sh $(K)
 
+# What needs a GPU: kernel tests, compute-sanitizer, the bench beside its peers. Packed into build/gpu, which runs
+# elsewhere too; without a GPU it is skipped.
+test-gpu:
+	$(Q)scripts/gpu.sh bundle build/gpu && scripts/gpu.sh run build/gpu
+
 format:
 	$(Q)clang-format -i $$($(FILES) | grep '\.[ch]$$')
 
@@ -281,4 +287,4 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | conformance | mutants T=text | bench K=name | asan | tsan | fuzz T=name | soak | lint | format | install | dist | clean'
+	@echo 'make demo [MODEL=smollm2] | test | all | run | check T=name | test-gpu | conformance | mutants T=text | bench K=name | asan | tsan | fuzz T=name | soak | lint | format | install | dist | clean'

@@ -1,5 +1,5 @@
 /* kernels.c: every row of kernels.def on the shapes of its family: time, rate, fraction of the read
- * ceiling measured over the same blocks in the same run.
+ * ceiling measured over the same blocks in the same run. On the CPU; gpu.c has the GPU's.
  *
  * Warm, median of many, inputs random, pools larger than the caches where the shape is.
  */
@@ -251,7 +251,7 @@ int main(int argc, char **argv)
 {
     const char *filter = argc > 1 ? argv[1] : "";
     ker_device_options options = {
-        .n_slots = 1, .workspace_bytes = 256u << 20, .isa = getenv("ISA")};
+        .backend = "cpu", .n_slots = 1, .workspace_bytes = 256u << 20, .isa = getenv("ISA")};
     ker_device *device;
     ker_stream *stream;
     attnd_err err;
