@@ -162,6 +162,26 @@ $(B)/bin/attnctl: $(call obj,$(CTL_C)) $(call LIB,ora) $(call LIB,cli) $(call LI
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $^ -lcjson -lprotobuf-c -lm
 
+# A daemon whose GPU is the CPU with memory that nobody may touch, and the driver its clients map it with,
+# which programs without sanitizers load too: tests/e2e/test_fake_gpu.py.
+FAKE := $(B)/fake_gpu
+$(FAKE)/obj/device.o: ALLFLAGS += $(if $(CUDA),,-DATTND_CUDA)
+$(FAKE)/obj/device.o: kernels/device.c
+	$(call say,CC,$< (fake GPU))
+	$(Q)mkdir -p $(@D) && $(CC) $(ALLFLAGS) -MMD -MP -c $< -o $@
+$(FAKE)/obj/backend.o: tests/fake_gpu/backend.c
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALLFLAGS) -MMD -MP -c $< -o $@
+
+$(FAKE)/bin/attnd: $(call obj,daemon/main.c) $(FAKE)/obj/device.o $(FAKE)/obj/backend.o $(call LIB,srv) $(call LIB,cfg) \
+    $(call LIB,ker) $(call LIB,kv) $(call LIB,msg)
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(link) $^ $(LIBS_SRV) && ln -sfn ../python $(FAKE)/python && ln -sfn ../../bin/attnctl $(FAKE)/bin/attnctl
+
+$(FAKE)/lib/libcuda.so.1: tests/fake_gpu/driver.c
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -std=gnu11 -g -O2 $(filter-out -W%prototypes,$(WARN)) -D_GNU_SOURCE -pthread -fPIC -fvisibility=hidden -shared -Wl,-soname,libcuda.so.1 $< -o $@
+
 CLI_PIC := $(patsubst %.c,$(B)/obj/%.pic.o,$(CLI_C) $(MSG_C)) $(B)/obj/attnd.pb-c.pic.o
 $(B)/lib/libattnd.a: $(CLI_PIC)
 	$(call say,AR,$@)
@@ -217,7 +237,7 @@ $(B)/bench/%: $(B)/obj/tests/bench/%.o $(LIBS_OUR)
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D) && $(link) $(filter %.o,$^) -Wl,--start-group $(LIBS_OUR) -Wl,--end-group -lnng $(LIBS_CLI) $(LIBS_SRV)
 
--include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(B)/obj $(B)/fake_gpu/obj -name '*.d' 2>/dev/null)
 
 # ---- What people call ------------------------------------------------------------------------------
 
@@ -233,7 +253,7 @@ demo: all
 
 # T=name narrows it: make check T=kv_pool
 test: check
-check: all $(TESTS) $(REPLAYS) $(BENCHES)
+check: all $(TESTS) $(REPLAYS) $(BENCHES) $(FAKE)/bin/attnd $(FAKE)/lib/libcuda.so.1
 	$(Q)ATTND_BUILD='$(CURDIR)/$(B)' $(PYTHON) tests/run.py $(if $(T),--only $(T)) $(TESTS) $(REPLAYS) $(TESTS_S)
 
 # Every row of kernels.def on more problems than `test` has time for, and the table of its worst errors.

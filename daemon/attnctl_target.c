@@ -83,33 +83,64 @@ static attnd_status load(parcel *p, attnd_err *err)
         if (status != ATTND_OK)
             return status;
     }
-    memset(attnd_buffer_data(t->buffer), 0xFF, p->total);
-    for (size_t i = 0; i < p->n; i++) {
+    char *image = malloc(p->total);
+    if (!image)
+        return no_memory(err);
+    memset(image, 0xFF, p->total);
+    attnd_status status = ATTND_OK;
+    for (size_t i = 0; status == ATTND_OK && i < p->n; i++) {
         placed *item = &p->items[i];
         if (!item->bytes)
             continue;
-        if (!item->buffer)
+        if (item->buffer) {
+            status = attnd_buffer_write(item->buffer, 0, item->bytes->region, item->bytes->n_region,
+                                        err);
+        } else {
             item->buffer = t->buffer;
-        memcpy((char *)attnd_buffer_data(item->buffer) + item->offset, item->bytes->region,
-               item->bytes->n_region);
+            memcpy(image + item->offset, item->bytes->region, item->bytes->n_region);
+        }
     }
-    return ATTND_OK;
+    if (status == ATTND_OK)
+        status = attnd_buffer_write(t->buffer, 0, image, p->total, err);
+    free(image);
+    return status;
 }
 
-/* Copies outputs back. Refuses BROKEN when something else was written. */
-static attnd_status unload(parcel *p, attnd_status status, attnd_err *err)
+/* A tensor's region as it is now; NULL without memory or when it cannot be read. The caller frees
+ * it unless it lies in image, that of the shared buffer. */
+static unsigned char *region_now(const parcel *p, const placed *item, unsigned char *image,
+                                 attnd_err *err)
 {
-    const unsigned char *base = attnd_buffer_data(p->t->buffer);
+    if (item->buffer == p->t->buffer)
+        return image + item->offset;
+    unsigned char *copy = malloc(item->bytes->n_region + 1);
+    if (!copy) {
+        no_memory(err);
+        return NULL;
+    }
+    if (attnd_buffer_read(item->buffer, 0, copy, item->bytes->n_region, err) == ATTND_OK)
+        return copy;
+    free(copy);
+    return NULL;
+}
+
+static attnd_status unload_image(parcel *p, unsigned char *base, attnd_status status,
+                                 attnd_err *err)
+{
     uint64_t end = 0;
     for (size_t i = 0; i < p->n; i++) {
         placed *item = &p->items[i];
         if (!item->bytes)
             continue;
-        const char *from = (const char *)attnd_buffer_data(item->buffer) + item->offset;
+        unsigned char *from = region_now(p, item, base, err);
+        if (!from)
+            return err->status;
         bool changed = memcmp(from, item->bytes->region, item->bytes->n_region) != 0;
         if (item->is_output)
             memcpy(item->bytes->region, from, item->bytes->n_region);
-        else if (changed && status == ATTND_OK)
+        if (item->buffer != p->t->buffer)
+            free(from);
+        if (!item->is_output && changed && status == ATTND_OK)
             return attnd_fail(err, ATTND_BROKEN, "tensor %zu: the call wrote to an input", i);
         if (item->buffer != p->t->buffer)
             continue;
@@ -124,6 +155,23 @@ static attnd_status unload(parcel *p, attnd_status status, attnd_err *err)
         if (base[end] != 0xFF)
             return attnd_fail(err, ATTND_BROKEN, "tensors: bytes behind the last were written");
     return status;
+}
+
+/* Copies outputs back. Refuses BROKEN when something else was written. */
+static attnd_status unload(parcel *p, attnd_status status, attnd_err *err)
+{
+    attnd_err why;
+    unsigned char *image = malloc(p->total);
+    attnd_status read =
+        image ? attnd_buffer_read(p->t->buffer, 0, image, p->total, &why) : no_memory(&why);
+    if (read != ATTND_OK && status == ATTND_OK)
+        *err = why;
+    if (read == ATTND_OK)
+        read = unload_image(p, image, status, err);
+    else if (status != ATTND_OK)
+        read = status;
+    free(image);
+    return read;
 }
 
 static void drop(parcel *p)
@@ -177,7 +225,11 @@ static attnd_status ints_of(parcel *p, const ora_case_ints *ints, attnd_ints *ou
         attnd_create_buffer(p->t->client, bytes, p->t->timeout_ms, &item.buffer, err);
     if (status != ATTND_OK)
         return status;
-    memcpy(attnd_buffer_data(item.buffer), ints->values, bytes);
+    status = attnd_buffer_write(item.buffer, 0, ints->values, bytes, err);
+    if (status != ATTND_OK) {
+        attnd_free_buffer(item.buffer, p->t->timeout_ms, NULL);
+        return status;
+    }
     out->tensor = (attnd_tensor){
         .buffer = item.buffer, .dtype = ATTND_DTYPE_I32, .n_dims = 1, .shape = {ints->n}};
     return add(p, item, err);

@@ -12,6 +12,7 @@
 /* What a copy is being made with. */
 typedef struct copying {
     srv_record *record;
+    ker_device *device;
     attnd_err *err;
 } copying;
 
@@ -37,6 +38,27 @@ static size_t element_bytes(attnd_dtype dtype)
     return attnd_dtype_bits(dtype) / 8;
 }
 
+/* Reads n_outer · n_inner pieces that lie strides apart into `to`, in few reads where they lie side
+ * by side. */
+static attnd_status read_pieces(const copying *c, char *to, const char *from, int64_t n_outer,
+                                int64_t outer_stride, int64_t n_inner, int64_t inner_stride,
+                                size_t piece)
+{
+    int64_t run = 1; /* pieces in one read */
+    if (inner_stride == (int64_t)piece)
+        run = n_inner;
+    if (run == n_inner && outer_stride == n_inner * (int64_t)piece) {
+        run *= n_outer;
+        n_outer = n_outer > 0;
+        n_inner = run;
+    }
+    for (int64_t i = 0; i < n_outer; i++)
+        for (int64_t j = 0; j < n_inner; j += run, to += (size_t)run * piece)
+            TRY(ker_memory_read(c->device, to, from + i * outer_stride + j * inner_stride,
+                                (size_t)run * piece, c->err));
+    return ATTND_OK;
+}
+
 /* ---- Tensors ----------------------------------------------------------------------------------
  */
 
@@ -51,11 +73,8 @@ static attnd_status copy_rows(const copying *c, const ker_rows *rows, int64_t n_
     out->bytes = msg_arena_take(&c->record->arena, out->n_bytes + 1);
     if (!out->bytes)
         return no_room(c);
-    char *to = out->bytes;
-    for (int64_t t = 0; t < n_rows; t++)
-        for (uint32_t h = 0; h < n_heads; h++, to += head)
-            memcpy(to, rows->base + t * rows->token_stride + h * rows->head_stride, head);
-    return ATTND_OK;
+    return read_pieces(c, out->bytes, rows->base, n_rows, rows->token_stride, n_heads,
+                       rows->head_stride, head);
 }
 
 static attnd_status copy_ints(const copying *c, const int32_t *from, size_t n, const int32_t **out)
@@ -239,10 +258,9 @@ static attnd_status copy_pool(const copying *c, const srv_seen *seen, const ker_
     char *to = out->bytes;
     for (uint32_t n = 0; n < seen->n_blocks; n++) {
         const char *block = p->kv.plane[plane] + seen->ids[n] * p->kv.block_stride;
-        for (uint32_t r = 0; r < seen->rows[n]; r++)
-            for (uint32_t g = 0; g < p->n_kv_heads; g++, to += head)
-                memcpy(to, block + g * p->kv.head_stride[plane] + r * p->kv.token_stride[plane],
-                       head);
+        TRY(read_pieces(c, to, block, seen->rows[n], p->kv.token_stride[plane], p->n_kv_heads,
+                        p->kv.head_stride[plane], head));
+        to += seen->rows[n] * p->n_kv_heads * head;
     }
     return ATTND_OK;
 }
@@ -326,7 +344,7 @@ attnd_status srv_record_make(srv_record **out, const srv_request *request, bool 
     r->session = request->session ? request->session->ordinal : 0;
     r->request = request->msg.id;
     r->op = request->op->name;
-    copying c = {r, err};
+    copying c = {r, request->engine->device, err};
     attnd_status status = msg_arena_init(&r->arena, (size_t)most, err);
     if (status == ATTND_OK)
         status = copy_request(&c, request);

@@ -20,6 +20,7 @@ enum {
     SHARE = 8,        /* of the descriptors that the process may have, for connections */
     FD_NONE = 0,
     FD_MEMFD = 1,
+    FD_CUDA_VMM = 2,
 };
 
 /* One client. It asks the engine thread one thing at a time; while that is out its socket is not
@@ -102,10 +103,11 @@ static attnd_status look_up(srv_engine *engine, holder *h, attnd_err *err)
     if (!h->request.buffer)
         return ATTND_OK;
     TRY(srv_buffer_get(session, h->request.buffer, "buffer", &buffer, err));
+    bool is_host = strcmp(engine->device_info.backend, "cpu") == 0;
     h->fd = fcntl(buffer->memory.fd, F_DUPFD_CLOEXEC, 0);
     if (h->fd < 0)
         return attnd_fail(err, ATTND_NO_ROOM, "buffer: no descriptor: %s", strerror(errno));
-    h->reply.kind = FD_MEMFD;
+    h->reply.kind = is_host ? FD_MEMFD : FD_CUDA_VMM;
     h->reply.bytes = buffer->memory.bytes;
     return ATTND_OK;
 }

@@ -247,7 +247,7 @@ static void path_in(char path[CFG_TEXT + 16], const char *dir, const char *name)
 static attnd_status open_device(parts *p, const cfg *c, attnd_err *err)
 {
     ker_device_options device = {
-        .backend = "cpu", /* buffers and pools are read and shared as host memory */
+        .backend = strcmp(c->device_backend, "auto") ? c->device_backend : NULL,
         .n_threads = (uint32_t)c->device_threads,
         .n_slots = (uint32_t)c->device_slots,
         .workspace_bytes = (size_t)c->device_workspace,
@@ -353,6 +353,14 @@ static void block_signals(bool block)
     pthread_sigmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
 }
 
+static void log_ready(const ker_device_info *info, const char *dir)
+{
+    bool has_better = *info->passed_over;
+    srv_log(SRV_INFO, "ready  dir=%s version=%s backend=%s device=\"%s\" isa=%s threads=%u%s%s%s",
+            dir, ATTND_VERSION, info->backend, info->name, info->isa, info->n_threads,
+            has_better ? " passed_over=\"" : "", info->passed_over, has_better ? "\"" : "");
+}
+
 static int run_engine(cfg *c, const options *o, sources *from, const char *dir)
 {
     static parts p;
@@ -360,11 +368,12 @@ static int run_engine(cfg *c, const options *o, sources *from, const char *dir)
     if (open_parts(&p, c, o, from, dir, &err) != ATTND_OK) {
         srv_log(SRV_ERROR, "start failed  why=\"%s\"", err.text);
         close_parts(&p);
-        return attnd_status_mender(err.status) == ATTND_MENDER_CALLER ? EX_CONFIG : EX_UNAVAILABLE;
+        /* A device that this machine has not is no fault of the file. */
+        bool is_wrong = attnd_status_mender(err.status) == ATTND_MENDER_CALLER &&
+                        err.status != ATTND_UNIMPLEMENTED;
+        return is_wrong ? EX_CONFIG : EX_UNAVAILABLE;
     }
-    const ker_device_info *info = &p.engine.device_info;
-    srv_log(SRV_INFO, "ready  dir=%s version=%s backend=%s device=\"%s\" isa=%s threads=%u", dir,
-            ATTND_VERSION, info->backend, info->name, info->isa, info->n_threads);
+    log_ready(&p.engine.device_info, dir);
     p.loop.is_ready = true;
     /* Under a keeper it is the keeper that the service manager listens to. */
     if (o->engine_socket < 0)

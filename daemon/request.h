@@ -51,6 +51,7 @@ struct srv_request {
     attnd_err err; /* status OK until a stage refuses */
 
     /* admit, order, check: validate */
+    srv_engine *engine; /* whose device it is; the last launch tells it */
     const srv_op *op;
     size_t stage;             /* of road.c's list: the next to run */
     uint64_t deadline_ns;     /* of its turn */
@@ -79,7 +80,6 @@ struct srv_request {
     /* launch */
     srv_launch *launches;
     size_t n_launches;
-    srv_engine *engine; /* whom the last launch tells */
 
     /* reply */
     const uint8_t *sent; /* the encoded reply, n_sent bytes; for send, which copies it */

@@ -445,7 +445,6 @@ static void launch(srv_engine *engine, srv_request *request)
         succeed(engine, request);
         return;
     }
-    request->engine = engine;
     ker_stream *stream = request->session->stream;
     for (size_t i = 0, n = request->n_launches; i < n; i++) {
         srv_launch *l = &request->launches[i];
@@ -515,6 +514,7 @@ static void go(srv_engine *engine, srv_request *request)
 static void arrived(srv_engine *engine, srv_event *event)
 {
     srv_request *request = (srv_request *)((char *)event - offsetof(srv_request, event));
+    request->engine = engine;
     mark(request, SRV_STAGE_QUEUE);
     srv_trace_begin(&engine->trace, request);
     srv_stats_gauge(SRV_GAUGE_queued, -1);

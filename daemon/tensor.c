@@ -232,7 +232,9 @@ attnd_status srv_ints_copy(srv_request *request, msg_arena *arena, const msg_int
     if (!copy)
         return attnd_fail(err, ATTND_TOO_LARGE,
                           "%s = %" PRIu64 " entries: more than a request may use", field, count);
-    if (count)
+    if (in_buffer && count)
+        TRY(ker_memory_read(request->engine->device, copy, from, count * sizeof *copy, err));
+    else if (count)
         memcpy(copy, from, count * sizeof *copy);
     *out = copy;
     *n = (int64_t)count;

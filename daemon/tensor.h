@@ -41,7 +41,7 @@ bool srv_dtype_is_float(attnd_dtype dtype);
 
 /* Copies int32 values into the arena: *out of *n values. Refuses BAD_LENGTH (not whole int32
  * values, or not the wanted count; wanted < 0: any), TOO_LARGE (more than most, or than the arena
- * holds), and what srv_tensor_resolve refuses. */
+ * holds), and what srv_tensor_resolve refuses; KERNEL_FAILED when the device cannot be read. */
 attnd_status srv_ints_copy(srv_request *request, msg_arena *arena, const msg_ints *ints,
                            const char *field, int64_t wanted, int64_t most, const int32_t **out,
                            int64_t *n, attnd_err *err);

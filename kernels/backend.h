@@ -36,9 +36,7 @@ typedef struct ker_backend {
 } ker_backend;
 
 extern const ker_backend ker_backend_cpu;
-#ifdef ATTND_CUDA
-extern const ker_backend ker_backend_cuda;
-#endif
+extern const ker_backend ker_backend_cuda; /* where ATTND_CUDA is defined */
 
 /* The head of every backend's device and stream. */
 struct ker_device {

@@ -34,7 +34,7 @@ nng         \bnng_[a-z]                                         ^tests/
 microhttpd  \bMHD_                                              ^daemon/http\.c
 protobuf-c  \b([Aa]ttnd__[Vv]1__|protobuf_c_|ProtobufC)         ^(proto/(decode|encode)\.c|daemon/fds\.c|proto/client/)
 cJSON       \bcJSON                                             ^(config/|daemon/(control|attnctl)[a-z_]*\.[ch]|tests/)
-cuda        \b(cuda[A-Z][A-Za-z]*|cu[A-Z][a-z]+[A-Za-z]*)(?=\s*\()   ^(kernels/cuda/|proto/client/buffer\.c)
+cuda        \b(cuda[A-Z][A-Za-z]*|cu[A-Z][a-z]+[A-Za-z]*)(?=\s*\()   ^(kernels/cuda/|proto/client/cuda\.c)
 intrinsics  \b_mm(256|512)?_                                    ^kernels/cpu/
 '
 

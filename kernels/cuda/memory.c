@@ -29,7 +29,7 @@ typedef struct driver {
 static cudaError_t find_driver(driver *out)
 {
     enum cudaDriverEntryPointQueryResult found;
-    cudaError_t error = cudaSuccess;
+    cudaError_t error = cudaSetDevice(0); /* the driver's calls ask for a context of this thread */
 #define X(name, version)                                                                           \
     if (error == cudaSuccess)                                                                      \
         error = cudaGetDriverEntryPointByVersion(#name, (void **)&out->name, version,              \

@@ -213,7 +213,9 @@ ATTND_API attnd_status attnd_close_model(attnd_client *client, uint64_t model, u
 
 /* ---- Buffers ---- */
 
-/* Creates bytes of shared memory, zeroed, and maps them here. The caller frees *out; it is NULL on
+/* Creates bytes of shared memory, zeroed, and maps them here; memory
+ * of the GPU when the daemon computes on one, which UNSUPPORTED refuses where this process has no
+ * NVIDIA driver. The caller frees *out; it is NULL on
  * refusal. May take 200 ms more than its timeout, to give back what it could not map in time.
  * Refuses TOO_LARGE. */
 ATTND_API attnd_status attnd_create_buffer(attnd_client *client, uint64_t bytes,
@@ -232,8 +234,20 @@ ATTND_API attnd_status attnd_create_named_buffer(attnd_client *client, uint64_t 
 /* The name, with its leading '/'; NULL: the buffer has none. Valid until it is freed. */
 ATTND_API const char *attnd_buffer_name(const attnd_buffer *buffer);
 
-/* The first byte; for reading and writing until the buffer is freed. */
+/* The first byte; for reading and writing until the buffer is freed. When the daemon computes on a
+ * GPU it is an address of that GPU, for CUDA and not for the CPU, mapped in the primary context of
+ * GPU 0 of this process. */
 ATTND_API void *attnd_buffer_data(const attnd_buffer *buffer);
+
+/* Is that an address of a GPU? */
+ATTND_API bool attnd_buffer_is_device(const attnd_buffer *buffer);
+
+/* Copy bytes from offset on to memory of this process, or from there; of a GPU too. Done when they
+ * return. Refuse BAD_LENGTH (outside the buffer), KERNEL_FAILED. */
+ATTND_API attnd_status attnd_buffer_read(const attnd_buffer *buffer, uint64_t offset, void *to,
+                                         uint64_t bytes, attnd_err *err);
+ATTND_API attnd_status attnd_buffer_write(attnd_buffer *buffer, uint64_t offset, const void *from,
+                                          uint64_t bytes, attnd_err *err);
 
 /* As asked for. */
 ATTND_API uint64_t attnd_buffer_bytes(const attnd_buffer *buffer);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "proto/client/client.h"
+#include "proto/client/cuda.h"
 
 enum { PACKET = 1024, MAX_FDS = 8 }; /* of a packet; all descriptors but the first are closed */
 
@@ -25,6 +26,7 @@ struct attnd_buffer {
     char *name;   /* of its shared memory object; NULL: it has none */
     char *mapped; /* from a page on; the buffer's first byte lies skip bytes behind it */
     size_t skip;
+    cli_cuda cuda;      /* or here, skip bytes behind its address */
     attnd_buffer *next; /* client->buffers */
 };
 
@@ -240,6 +242,21 @@ static attnd_status map(attnd_buffer *buffer, uint64_t bytes, uint64_t offset, i
     return ATTND_OK;
 }
 
+/* As map, of memory of a GPU. */
+static attnd_status map_cuda(attnd_buffer *buffer, uint64_t bytes, uint64_t offset, int fd,
+                             attnd_err *err)
+{
+    uint64_t end;
+    buffer->skip = offset;
+    buffer->bytes = bytes;
+    attnd_status status = __builtin_add_overflow(offset, bytes, &end) || end > INT64_MAX
+                              ? attnd_fail(err, ATTND_BROKEN, "offset = %llu: no buffer lies there",
+                                           (unsigned long long)offset)
+                              : cli_cuda_map(&buffer->cuda, end, fd, err);
+    close(fd);
+    return status;
+}
+
 /* Maps the buffer by its name. */
 static attnd_status map_named(attnd_buffer *buffer, uint64_t bytes, attnd_err *err)
 {
@@ -279,8 +296,11 @@ static attnd_status fetch(attnd_buffer *buffer, int64_t deadline_ms, attnd_err *
         return cli_hand_on(&why, err);
     if (fd >= 0 && reply->kind == ATTND__V1__FD_KIND__FD_MEMFD) {
         status = map(buffer, reply->bytes, reply->offset, fd, err);
+    } else if (fd >= 0 && reply->kind == ATTND__V1__FD_KIND__FD_CUDA_VMM) {
+        status = map_cuda(buffer, reply->bytes, reply->offset, fd, err);
     } else {
-        status = attnd_fail(err, ATTND_UNSUPPORTED, "kind = %d: this library maps FD_MEMFD (1)",
+        status = attnd_fail(err, ATTND_UNSUPPORTED,
+                            "kind = %d: this library maps FD_MEMFD (1) and FD_CUDA_VMM (2)",
                             reply->kind);
         if (fd >= 0)
             close(fd);
@@ -326,6 +346,7 @@ static void unmap(attnd_buffer *buffer)
 {
     if (buffer->mapped)
         munmap(buffer->mapped, buffer->skip + buffer->bytes);
+    cli_cuda_unmap(&buffer->cuda);
     free(buffer->name);
     free(buffer);
 }
@@ -399,7 +420,48 @@ void cli_buffers_close(attnd_client *client)
 
 void *attnd_buffer_data(const attnd_buffer *buffer)
 {
-    return buffer->mapped + buffer->skip;
+    char *at = buffer->mapped ? buffer->mapped : (char *)(uintptr_t)buffer->cuda.address;
+    return at + buffer->skip;
+}
+
+bool attnd_buffer_is_device(const attnd_buffer *buffer)
+{
+    return buffer->cuda.address != 0;
+}
+
+static attnd_status check_bounds(const attnd_buffer *buffer, uint64_t offset, uint64_t bytes,
+                                 attnd_err *err)
+{
+    if (offset <= buffer->bytes && bytes <= buffer->bytes - offset)
+        return ATTND_OK;
+    return attnd_fail(err, ATTND_BAD_LENGTH,
+                      "offset = %llu: %llu bytes from there end outside the buffer of %llu",
+                      (unsigned long long)offset, (unsigned long long)bytes,
+                      (unsigned long long)buffer->bytes);
+}
+
+attnd_status attnd_buffer_read(const attnd_buffer *buffer, uint64_t offset, void *to,
+                               uint64_t bytes, attnd_err *err)
+{
+    TRY(check_bounds(buffer, offset, bytes, err));
+    const char *from = (const char *)attnd_buffer_data(buffer) + offset;
+    if (buffer->cuda.address && bytes)
+        return cli_cuda_read(to, (uintptr_t)from, bytes, err);
+    if (bytes)
+        memcpy(to, from, bytes);
+    return ATTND_OK;
+}
+
+attnd_status attnd_buffer_write(attnd_buffer *buffer, uint64_t offset, const void *from,
+                                uint64_t bytes, attnd_err *err)
+{
+    TRY(check_bounds(buffer, offset, bytes, err));
+    char *to = (char *)attnd_buffer_data(buffer) + offset;
+    if (buffer->cuda.address && bytes)
+        return cli_cuda_write((uintptr_t)to, from, bytes, err);
+    if (bytes)
+        memcpy(to, from, bytes);
+    return ATTND_OK;
 }
 
 uint64_t attnd_buffer_bytes(const attnd_buffer *buffer)

@@ -124,7 +124,8 @@ static pid_t start(const char *binary, const char *dir)
     char option[300];
     snprintf(option, sizeof option, "--runtime.dir=%s", dir);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    execl(binary, "attnd", "--no-keeper", "--log.level=error", option, (char *)NULL);
+    execl(binary, "attnd", "--no-keeper", "--device.backend=cpu", "--log.level=error", option,
+          (char *)NULL);
     perror(binary);
     _exit(127);
 }

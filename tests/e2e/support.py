@@ -38,15 +38,19 @@ class Daemon:
     dir      the runtime directory
     process  the one that was started: the keeper, or the engine when keeper is False
     nofile   how many descriptors it may have
+    build    where its bin/attnd lies
+
+    It computes on the CPU, whatever this machine has, unless a flag says otherwise.
     """
 
-    def __init__(self, *flags, keeper=False, nofile=None):
+    def __init__(self, *flags, keeper=False, nofile=None, build=BUILD):
         self._home = tempfile.mkdtemp(prefix="attnd-test-")
         self.dir = os.path.join(self._home, "run")
         self._log = os.path.join(self._home, "log")
         self._ids = itertools.count(1)
         self._keeper = keeper
-        command = [os.path.join(BUILD, "bin", "attnd"), f"--runtime.dir={self.dir}", *flags]
+        program = os.path.join(build, "bin", "attnd")
+        command = [program, f"--runtime.dir={self.dir}", "--device.backend=cpu", *flags]
         if not keeper:
             command.append("--no-keeper")
         if nofile:

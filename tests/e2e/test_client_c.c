@@ -52,7 +52,8 @@ static void start(daemon_process *d)
     assert_true(d->pid >= 0);
     if (d->pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when an assertion leaves it behind */
-        execl(program, program, "--no-keeper", flag, "--log.level=error", (char *)NULL);
+        execl(program, program, "--no-keeper", "--device.backend=cpu", flag, "--log.level=error",
+              (char *)NULL);
         _exit(127);
     }
 }

@@ -62,6 +62,13 @@ static attnd_status memory_make_named(ker_device *device, const char *shm_name, 
     return memory_make(device, shm_name, bytes, out, err);
 }
 
+static attnd_status memory_copy(ker_device *base, void *to, const void *from, size_t bytes,
+                                attnd_err *err)
+{
+    memcpy(to, from, bytes);
+    return ATTND_OK;
+}
+
 static void memory_free(ker_device *device, ker_memory *memory)
 {
     free(memory->base);
@@ -153,6 +160,8 @@ static const ker_backend backend = {.name = "fuzz",
                                     .memory_make = memory_make,
                                     .memory_make_named = memory_make_named,
                                     .memory_free = memory_free,
+                                    .memory_read = memory_copy,
+                                    .memory_write = memory_copy,
                                     .stream_open = stream_open,
                                     .stream_close = stream_close,
                                     .launch = launch,

@@ -75,6 +75,34 @@ static fake_action with_offset(fake_server *server, const msg_fd_request *reques
     return FAKE_REPLY;
 }
 
+static void a_buffer_is_read_and_written_within_its_bounds(void **state)
+{
+    fake_server server = {0};
+    attnd_client *client = connected(&server);
+    attnd_buffer *buffer;
+    attnd_err err;
+    char seen[16] = "untouched";
+    assert_int_equal(attnd_create_buffer(client, 100, 0, &buffer, &err), ATTND_OK);
+    assert_false(attnd_buffer_is_device(buffer));
+    assert_int_equal(attnd_buffer_write(buffer, 93, "to end", 7, &err), ATTND_OK);
+    assert_string_equal((char *)attnd_buffer_data(buffer) + 93, "to end");
+    assert_int_equal(attnd_buffer_read(buffer, 100, seen, 0, &err), ATTND_OK);
+    static const uint64_t outside[][2] = {{94, 7}, {101, 0}, {1, UINT64_MAX}, {UINT64_MAX, 2}};
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+        assert_int_equal(attnd_buffer_read(buffer, outside[i][0], seen, outside[i][1], &err),
+                         ATTND_INVALID_ARGUMENT);
+        assert_int_equal(attnd_buffer_write(buffer, outside[i][0], seen, outside[i][1], &err),
+                         ATTND_INVALID_ARGUMENT);
+        assert_int_equal(err.reason, ATTND_BAD_LENGTH);
+    }
+    assert_string_equal(err.text, "offset = 18446744073709551615: 2 bytes from there end outside "
+                                  "the buffer of 100");
+    assert_string_equal(seen, "untouched");
+    assert_int_equal(attnd_buffer_read(buffer, 93, seen, 7, &err), ATTND_OK);
+    assert_string_equal(seen, "to end");
+    leave(client, &server);
+}
+
 static void a_buffer_may_start_anywhere_in_its_file(void **state)
 {
     fake_server server = {.fd_answer = with_offset};
@@ -204,7 +232,7 @@ static fake_action without_descriptor(fake_server *server, const msg_fd_request 
 static fake_action of_another_kind(fake_server *server, const msg_fd_request *request,
                                    msg_fd_reply *reply)
 {
-    reply->kind = 2;
+    reply->kind = 3;
     return FAKE_REPLY;
 }
 
@@ -224,9 +252,9 @@ static fake_action without_size(fake_server *server, const msg_fd_request *reque
 static void a_buffer_that_cannot_be_fetched_is_given_back(void **state)
 {
     assert_fetch_refused(without_descriptor, ATTND_UNSUPPORTED,
-                         "kind = 0: this library maps FD_MEMFD (1)");
+                         "kind = 0: this library maps FD_MEMFD (1) and FD_CUDA_VMM (2)");
     assert_fetch_refused(of_another_kind, ATTND_UNSUPPORTED,
-                         "kind = 2: this library maps FD_MEMFD (1)");
+                         "kind = 3: this library maps FD_MEMFD (1) and FD_CUDA_VMM (2)");
     assert_fetch_refused(refused, ATTND_NO_SUCH_HANDLE, "buffer = 55: no such buffer");
     assert_fetch_refused(without_size, ATTND_NO_ROOM,
                          "bytes = 0: cannot be mapped: Invalid argument");
@@ -469,6 +497,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_buffer_is_memory_both_sides_see),
+        cmocka_unit_test(a_buffer_is_read_and_written_within_its_bounds),
         cmocka_unit_test(a_buffer_may_start_anywhere_in_its_file),
         cmocka_unit_test(surplus_descriptors_are_closed),
         cmocka_unit_test(closing_unmaps_every_buffer),

@@ -345,7 +345,7 @@ def a_client_made_of_the_page_gets_the_replies_of_the_page():
     if not os.path.exists(program):
         raise tap.Skip(f"there is no {program}")
     directory = tempfile.mkdtemp(prefix="attnd-page-")
-    daemon = subprocess.Popen([program, "--no-keeper", f"--runtime.dir={directory}", "--device.threads=2",
+    daemon = subprocess.Popen([program, "--no-keeper", f"--runtime.dir={directory}", "--device.backend=cpu", "--device.threads=2",
                                "--log.level=error"], stdin=subprocess.DEVNULL)
     try:
         talk = Conversation(directory)

@@ -15,6 +15,7 @@
 
 #include "daemon/capture.h"
 #include "daemon/op.h"
+#include "daemon/session.h"
 
 enum { WIDTH = 64, BOUND = 1 << 20 };
 
@@ -23,9 +24,13 @@ static srv_capture *capture;
 static char folder[64];
 static const ker_device_info device = {.backend = "cpu", .name = "a \"quoted\\ name", .isa = "x"};
 
+static srv_engine engine; /* whose device is read */
+
 static int setup(void **state)
 {
     attnd_err err;
+    ker_device_options options = {.backend = "cpu", .n_threads = 1, .n_slots = 1};
+    assert_int_equal(ker_device_open(&engine.device, &options, &err), ATTND_OK);
     assert_int_equal(uv_loop_init(&loop), 0);
     strcpy(folder, "/tmp/attnd-test-XXXXXX");
     assert_non_null(mkdtemp(folder));
@@ -39,6 +44,7 @@ static int teardown(void **state)
     srv_capture_close(capture);
     uv_run(&loop, UV_RUN_DEFAULT);
     srv_capture_free(capture);
+    ker_device_close(engine.device);
     assert_int_equal(uv_loop_close(&loop), 0);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     return system(command);
@@ -68,7 +74,7 @@ static void take(int64_t n_rows)
     ker_merge_part part = {.out = out, .lse = lse};
     ker_merge_problem merge = {
         .n_tokens = n_rows, .n_heads = 1, .width = WIDTH, .parts = &part, .n_parts = 1, .out = out};
-    srv_request request = {.merge = &merge, .op = srv_op_find(MSG_OP_merge)};
+    srv_request request = {.merge = &merge, .op = srv_op_find(MSG_OP_merge), .engine = &engine};
     srv_capture_take(capture, &request);
     free(values);
 }

@@ -13,6 +13,7 @@
 enum { BYTES = 4096, HANDLE = 7 };
 
 typedef struct fixture {
+    srv_engine engine;
     srv_session session;
     srv_buffer buffer;
     srv_request request;
@@ -24,6 +25,9 @@ static int open_fixture(void **state)
 {
     fixture *f = calloc(1, sizeof *f);
     attnd_err err;
+    ker_device_options options = {.backend = "cpu", .n_threads = 1, .n_slots = 1};
+    assert_int_equal(ker_device_open(&f->engine.device, &options, &err), ATTND_OK);
+    f->request.engine = &f->engine;
     f->buffer.handle = HANDLE;
     f->buffer.session = &f->session;
     f->buffer.memory = (ker_memory){.base = f->memory, .bytes = BYTES, .fd = -1};
@@ -42,6 +46,7 @@ static int close_fixture(void **state)
     srv_session *session = &f->session;
     HASH_CLEAR(hh, session->buffers);
     msg_arena_fini(&f->request.arena);
+    ker_device_close(f->engine.device);
     free(f);
     return 0;
 }

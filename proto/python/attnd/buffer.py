@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from . import dlpack, error, transport, wire
+from . import cuda, dlpack, error, transport, wire
 from . import dtype as dtypes
 
 _PACKET = 1024  # bytes, the largest either way
@@ -98,9 +98,14 @@ class FdSocket:
 
 
 def map_buffer(fds, handle, deadline):
-    """The buffer's memory as a uint8 array, mapped shared until the last view of it goes. fds has
-    exchange(), as FdSocket."""
+    """(the buffer's memory as a uint8 array, mapped shared until the last view of it goes, whether it
+    is a GPU's: such an array must not be read or written). fds has exchange(), as FdSocket."""
     reply, fd = fds.exchange(handle, deadline)
+    if fd >= 0 and reply.kind == wire.ENUMS["FdKind"]["cuda_vmm"]:
+        try:
+            return np.asarray(cuda.Memory(fd, reply.bytes, reply.offset)), True
+        finally:
+            os.close(fd)
     if fd < 0 or reply.kind != wire.ENUMS["FdKind"]["memfd"]:
         if fd >= 0:
             os.close(fd)
@@ -108,7 +113,7 @@ def map_buffer(fds, handle, deadline):
             "UNIMPLEMENTED",
             "UNSUPPORTED",
             "kind",
-            f"kind = {reply.kind}: this client maps memory files (1) only",
+            f"kind = {reply.kind}: this client maps memory files (1) and CUDA VMM memory (2)",
         )
     try:
         # A mapping starts at a page, a buffer anywhere.
@@ -120,7 +125,7 @@ def map_buffer(fds, handle, deadline):
         ) from None
     finally:
         os.close(fd)
-    return np.frombuffer(memory, dtype=np.uint8, count=reply.bytes, offset=skip)
+    return np.frombuffer(memory, dtype=np.uint8, count=reply.bytes, offset=skip), False
 
 
 def map_named(name, n_bytes=None):
@@ -152,31 +157,76 @@ def map_named(name, n_bytes=None):
     return np.frombuffer(memory, dtype=np.uint8)
 
 
-class Buffer:
+class _Memory:
+    """What a buffer and a tensor are both: an array of shared memory, of the CPU or of a GPU."""
+
+    def __init__(self, array, is_device):
+        self.is_device = is_device
+        self._array = array
+
+    @property
+    def array(self):
+        """numpy view of the memory itself. BufferError when it is a GPU's: read() and write() copy."""
+        if self.is_device:
+            raise BufferError("array: the memory is a GPU's, read() and write() copy")
+        return self._array
+
+    @property
+    def __array_interface__(self):
+        if self.is_device:
+            raise AttributeError("__array_interface__: the memory is a GPU's")
+        return self._array.__array_interface__
+
+    @property
+    def __cuda_array_interface__(self):
+        if not self.is_device:
+            raise AttributeError("__cuda_array_interface__: the memory is the CPU's")
+        # The daemon is done with it before it answers: there is no stream to wait for.
+        return {**self._array.__array_interface__, "version": 3, "stream": None}
+
+    def __dlpack_device__(self):
+        return dlpack.CUDA if self.is_device else dlpack.CPU
+
+    def read(self):
+        """A copy of what lies there, a numpy array (attnd.dtype)."""
+        if not self.is_device:
+            return self._array.copy()
+        out = np.empty(self._array.shape, self._array.dtype)
+        for part, copy in _whole_parts(self._array, out):
+            cuda.read(copy, _address(part))
+        return out
+
+    def write(self, values):
+        """Stores an array of the same dtype (attnd.dtype), or what numpy would assign; broadcasts."""
+        if not self.is_device:
+            self._array[...] = values
+            return
+        image = np.empty(self._array.shape, self._array.dtype)
+        image[...] = values
+        for part, copy in _whole_parts(self._array, image):
+            cuda.write(_address(part), copy)
+
+
+class Buffer(_Memory):
     """Shared memory of the session, from Client.create_buffer(). Zero-filled when new.
 
     handle  the buffer's number on the wire
     bytes   its size
-    array   its bytes, a uint8 array; also through the array interface and DLPack
+    is_device  is it memory of a GPU?
+    array   its bytes, a uint8 array; also through the array interface and DLPack. Not of a GPU's:
+            there are read() and write(), and the CUDA array interface and DLPack
     name    of its POSIX shared memory object ("/attnd-shm-…", map_named()); None: it has none
     """
 
-    def __init__(self, handle, array, free, name=None):
+    def __init__(self, handle, array, free, name=None, is_device=False):
+        super().__init__(array, is_device)
         self.handle = handle
         self.bytes = array.size
-        self.array = array
         self.name = name
         self._free = free
 
-    @property
-    def __array_interface__(self):
-        return self.array.__array_interface__
-
     def __dlpack__(self, **options):
-        return dlpack.capsule(self.array, "u8", **options)
-
-    def __dlpack_device__(self):
-        return dlpack.CPU
+        return dlpack.capsule(self._array, "u8", self.is_device, **options)
 
     def view(self, dtype, shape, offset=0):
         """A Tensor without gaps: dtype "f32", "f16", "bf16", "i32", …; offset in bytes from the
@@ -195,7 +245,7 @@ class Buffer:
                 f"shape = {list(shape)}: {size} bytes from {offset} on; the buffer has "
                 f"{self.bytes}"
             )
-        return Tensor(self, dtype, self.array[offset : offset + size].view(item).reshape(shape))
+        return Tensor(self, dtype, self._array[offset : offset + size].view(item).reshape(shape))
 
     def free(self, timeout=None):
         """Gives the buffer back to the daemon, which waits for work that still uses it. Views in
@@ -206,11 +256,12 @@ class Buffer:
         return f"<attnd.Buffer {self.handle}: {self.bytes} bytes>"
 
 
-class Tensor:
+class Tensor(_Memory):
     """Numbers in a buffer, as a call names them.
 
     dtype   "f32", "f16", "bf16", …
-    array   numpy view of the memory itself; bf16 and 8-bit floats as their bits (attnd.dtype)
+    array   numpy view of the memory itself; bf16 and 8-bit floats as their bits (attnd.dtype). Of a
+            GPU's memory there is none: read() and write() copy such arrays
 
     torch.from_dlpack(tensor) and the like take the memory itself, bf16 as bf16 and 8-bit floats as
     u8; numpy has no bf16, so np.from_dlpack() refuses it. The memory stays mapped as long as theirs.
@@ -219,31 +270,29 @@ class Tensor:
     """
 
     def __init__(self, buffer, dtype, array):
+        super().__init__(array, buffer.is_device)
         self.buffer = buffer
         self.dtype = dtype
-        self.array = array
 
     def __dlpack__(self, **options):
-        return dlpack.capsule(self.array, self.dtype, **options)
-
-    def __dlpack_device__(self):
-        return dlpack.CPU
+        return dlpack.capsule(self._array, self.dtype, self.is_device, **options)
 
     @property
     def shape(self):
-        return self.array.shape
+        return self._array.shape
 
     @property
     def offset(self):
         """Bytes from the buffer's start to the first element."""
-        return _address(self.array) - _address(self.buffer.array)
+        return _address(self._array) - _address(self.buffer._array)  # pylint: disable=protected-access
 
     @property
-    def __array_interface__(self):
-        return self.array.__array_interface__
+    def strides(self):
+        """Bytes."""
+        return self._array.strides
 
     def __getitem__(self, index):
-        part = self.array[index]
+        part = self._array[index]
         basic = index if isinstance(index, tuple) else (index,)
         if not (
             isinstance(part, np.ndarray)
@@ -254,29 +303,38 @@ class Tensor:
 
     def set(self, values):
         """Stores values (float32 or what converts), rounded to nearest even; broadcasts."""
-        self.array[...] = dtypes.encode(values, self.dtype)
+        self.write(dtypes.encode(values, self.dtype))
 
     def float32(self):
         """A copy of the numbers as float32."""
-        return dtypes.decode(self.array, self.dtype)
+        return dtypes.decode(self.read() if self.is_device else self._array, self.dtype)
 
     def flat(self):
         """The same memory in one dimension; ValueError when it has gaps."""
-        if not self.array.flags.c_contiguous:
+        if not self._array.flags.c_contiguous:
             raise ValueError(f"shape = {list(self.shape)}: has gaps, cannot be one dimension")
-        return Tensor(self.buffer, self.dtype, self.array.reshape(-1))
+        return Tensor(self.buffer, self.dtype, self._array.reshape(-1))
 
     def fill(self, message):
         """Writes itself into a Tensor message of attnd.proto."""
         message.buffer = self.buffer.handle
         message.offset = self.offset
         message.dtype = wire.ENUMS["Dtype"][self.dtype]
-        message.shape.extend(self.array.shape)
-        if not self.array.flags.c_contiguous:
-            message.strides.extend(self.array.strides)
+        message.shape.extend(self.shape)
+        if not self._array.flags.c_contiguous:
+            message.strides.extend(self.strides)
 
     def __repr__(self):
         return f"<attnd.Tensor {self.dtype}{list(self.shape)} in buffer {self.buffer.handle}>"
+
+
+def _whole_parts(array, copy):
+    """Yields (part of array without gaps, the same part of copy)."""
+    if array.flags.c_contiguous:
+        yield array, copy
+        return
+    for i in range(len(array)):
+        yield from _whole_parts(array[i, ...], copy[i, ...])
 
 
 def _address(array):

@@ -42,7 +42,7 @@ class LayerTensor:
                 f"shape = {list(tensor.shape)}: [layers][tokens][…], one layer or more"
             )
         self.first = tensor[0]
-        self.layer_stride = tensor.array.strides[0]
+        self.layer_stride = tensor.strides[0]
         self.n_layers = tensor.shape[0]
         self.ring = self.n_layers if ring else 0
 

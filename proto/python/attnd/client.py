@@ -217,7 +217,8 @@ class Client:
         self._call("close_model", {"model": model.handle}, timeout)
 
     def create_buffer(self, n_bytes, timeout=None, named=False):
-        """Shared memory of n_bytes, mapped here → Buffer. Error with reason NO_ROOM when the
+        """Shared memory of n_bytes, mapped here → Buffer; memory of the GPU when the daemon computes on
+        one, and an Error with reason UNSUPPORTED where this process has no NVIDIA driver. Error with reason NO_ROOM when the
         session's quota has no room for it now, TOO_LARGE when it never has.
 
         named: it is also a POSIX shared memory object, by which it is mapped here too, without a
@@ -228,15 +229,16 @@ class Client:
         timeout = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
         reply = self._call("create_buffer", {"bytes": n_bytes, "named": named}, timeout)
+        is_device = False
         try:
             if named:
                 array = map_named(reply.shm_name, reply.bytes)
             else:
-                array = map_buffer(self._link, reply.buffer, deadline)
+                array, is_device = map_buffer(self._link, reply.buffer, deadline)
         except BaseException:
             self._drop("free_buffer", {"buffer": reply.buffer})
             raise
-        return Buffer(reply.buffer, array, self._free_buffer, reply.shm_name or None)
+        return Buffer(reply.buffer, array, self._free_buffer, reply.shm_name or None, is_device)
 
     def _free_buffer(self, buffer, timeout):
         self._call("free_buffer", {"buffer": buffer.handle}, timeout)

@@ -8,6 +8,7 @@ none. 8-bit floats go out as their bytes, u8: the unversioned form has no code f
 import ctypes
 
 CPU = (1, 0)  # kDLCPU, device 0
+CUDA = (2, 0)  # kDLCUDA, device 0
 _CODES = {"bf16": 4}  # kDLBfloat; numpy gives its bits as kDLUInt
 
 
@@ -33,17 +34,21 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.POINTER(_Tensor), ctypes.py_object, ctype
 )
 
 
-def capsule(array, dtype, stream=None, max_version=None, dl_device=None, copy=None):
-    """A capsule "dltensor" of array's memory, arguments as of the protocol's __dlpack__. BufferError
-    for a stream, another device or a copy. max_version: this form is older than any."""
+def capsule(array, dtype, is_device=False, stream=None, max_version=None, dl_device=None, copy=None):
+    """A capsule "dltensor" of array's memory, a GPU's if is_device; the other arguments are those of the
+    protocol's __dlpack__. BufferError for a stream of the CPU, another device or a copy. max_version:
+    this form is older than any."""
     del max_version
-    if stream is not None:
+    own, whose = (CUDA, "a GPU") if is_device else (CPU, "the CPU")
+    # The daemon is done with a GPU's memory before it answers: any stream sees it.
+    if stream is not None and not is_device:
         raise BufferError(f"stream = {stream}: memory of the CPU has none")
-    if dl_device is not None and tuple(dl_device) != CPU:
-        raise BufferError(f"dl_device = {tuple(dl_device)}: the memory is the CPU's, {CPU}")
+    if dl_device is not None and tuple(dl_device) != own:
+        raise BufferError(f"dl_device = {tuple(dl_device)}: the memory is {whose}'s, {own}")
     if copy:
         raise BufferError("copy = True: this is the memory itself")
     made = array.__dlpack__()
-    if dtype in _CODES:
-        _pointer_of(made, b"dltensor").contents.code = _CODES[dtype]
+    tensor = _pointer_of(made, b"dltensor").contents
+    tensor.device_type, tensor.device_id = own
+    tensor.code = _CODES.get(dtype, tensor.code)
     return made
