@@ -443,7 +443,7 @@ typedef struct stored {
  * digit: a client chooses its slots, and no choice of them takes longer than another. */
 static const stored *sort_stored(stored *from, stored *to, int64_t n, int64_t n_slots)
 {
-    for (int shift = 0; shift < 64 && n_slots >> shift; shift += 8) {
+    for (int shift = 0; shift <= 56 && n_slots >> shift; shift += 8) {
         int64_t at[257] = {0};
         for (int64_t i = 0; i < n; i++)
             at[(from[i].slot >> shift & 255) + 1]++;
