@@ -586,6 +586,33 @@ def another_sessions_things_cannot_be_named():
 
 
 @tap.test
+def a_request_larger_than_a_message_is_refused_before_it_is_sent():
+    spec = {
+        "layers": [{"n_heads": 1, "head_dim": 4}],
+        "groups": [{"block_size": 1, "kv_dtype": "f32", "n_blocks": 4096}],
+    }
+    with Daemon("--data.max_message=8KiB") as small, attnd.Client(small.dir) as client:
+        model = client.open_model(spec)
+
+        def plan(n_keys):
+            return client.create_plan(model, q_lens=[1], kv_lens=[n_keys], tables=[list(range(n_keys))])
+
+        sent, low, high = 0, 1, 4096
+        while low < high:  # the longest table that is sent
+            middle = (low + high + 1) // 2
+            try:
+                plan(middle).drop()
+                sent, low = middle, middle
+            except attnd.Error as wrong:
+                tap.equal((wrong.code, wrong.reason, wrong.field), ("INVALID_ARGUMENT", "TOO_LARGE", "request"))
+                high = middle - 1
+        assert 8192 - 4 * sent < 128, sent
+        client.ping()
+        tap.equal(small.counter("disconnects"), 0)
+        tap.equal(small.stop(), 0)
+
+
+@tap.test
 def quotas_are_named():
     with Daemon("--session.max_buffer=64KiB") as small, attnd.Client(small.dir) as client:
         client.create_buffer(40 << 10)

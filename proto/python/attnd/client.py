@@ -135,6 +135,7 @@ class Client:
         self.timeout = timeout
         self._ids = itertools.count(1)
         self._session = 0
+        self._max_bytes = 0  # of a request; the daemon has not said yet
         directory = _find_dir(runtime_dir)
         deadline = time.monotonic() + timeout
         paths = (os.path.join(directory, socket) for socket in ("data", "buf"))
@@ -145,6 +146,7 @@ class Client:
             reply = pending.reply()
             self.info = result_of(reply, pending.id)
             self._session = self.info.session
+            self._max_bytes = self.info.limits.max_message_bytes - 4  # the frame's own number
             self._link.open(self._session, reply.instance, deadline)
         except BaseException:
             self._link.close()
@@ -182,7 +184,17 @@ class Client:
         request.timeout_ms = min(max(1, math.ceil(timeout * 1000)), 0xFFFFFFFF)
         request.id = next(self._ids)
         try:
-            flight = self._link.send(request.SerializeToString(), deadline)
+            message = request.SerializeToString()
+            if self._max_bytes and len(message) > self._max_bytes:
+                # The daemon hangs up on it, which would look as if it were gone.
+                raise error.Error(
+                    "INVALID_ARGUMENT",
+                    "TOO_LARGE",
+                    "request",
+                    f"request = {len(message)} bytes: at most {self._max_bytes} (data.max_message); "
+                    "integers may lie in a buffer",
+                )
+            flight = self._link.send(message, deadline)
         except error.Error:
             on_refused()
             raise
