@@ -58,6 +58,15 @@ attnd_status cli_start(attnd_client *client, Attnd__V1__Request *request, int64_
     request->id = atomic_fetch_add(&client->last_id, 1) + 1;
     request->session = client->session;
     request->timeout_ms = daemon_timeout_ms(deadline_ms);
+    /* The daemon hangs up on more, which would look as if it were gone. The frame has a number of
+     * four bytes. 0: it has not said yet. */
+    uint64_t most = client->info.max_message_bytes;
+    size_t n = attnd__v1__request__get_packed_size(request);
+    if (most && n + 4 > most)
+        return attnd_fail(err, ATTND_TOO_LARGE,
+                          "request = %zu bytes: at most %llu (data.max_message); integers may lie "
+                          "in a buffer",
+                          n, (unsigned long long)most - 4);
     return cli_wire_send(client->wire, client, request, client->session != 0, deadline_ms, out,
                          err);
 }

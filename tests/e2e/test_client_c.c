@@ -300,6 +300,18 @@ static void refusals_name_the_value_and_change_nothing(void **state)
     for (int f = 0; f < Q_FLOATS; f++)
         assert_true(isnan(s.out[f]));
     request.model = model;
+    /* More bytes than a message may have: the daemon would hang up. */
+    const size_t n_ids = attnd_get_info(client)->max_message_bytes / sizeof(int32_t);
+    const attnd_table sent = table;
+    int32_t *ids = calloc(n_ids, sizeof *ids);
+    assert_non_null(ids);
+    table.block_ids.values = ids;
+    table.block_ids.n = n_ids;
+    assert_int_equal(attnd_attend(client, &request, 0, NULL, &err), ATTND_INVALID_ARGUMENT);
+    assert_int_equal(err.reason, ATTND_TOO_LARGE);
+    assert_memory_equal(err.text, "request = 41", 12);
+    free(ids);
+    table = sent;
     assert_int_equal(attnd_attend(client, &request, 0, NULL, &err), ATTND_OK);
     assert_right(&s, 0, 20);
     attnd_close(client);

@@ -58,7 +58,7 @@ fake_action fake_answer(fake_server *server, const msg_request *request, msg_rep
                                          .backend = "cpu",
                                          .device_name = "a fake",
                                          .n_threads = 2,
-                                         .limits = {1, 2, 3, 4, 5, 6, 7, 8},
+                                         .limits = {16 << 20, 2, 3, 4, 5, 6, 7, 8},
                                          .features = features,
                                          .n_features = 2,
                                          .models = models,

@@ -52,7 +52,7 @@ static void a_session_is_opened_leased_and_ended(void **state)
     assert_int_equal(info->n_threads, 2);
     assert_int_equal(info->session_ordinal, FAKE_ORDINAL);
     assert_int_equal(info->instance, FAKE_INSTANCE);
-    assert_int_equal(info->max_message_bytes, 1);
+    assert_int_equal(info->max_message_bytes, 16 << 20);
     assert_int_equal(info->max_tokens, 2);
     assert_int_equal(info->max_sequences, 3);
     assert_int_equal(info->max_in_flight, 4);
