@@ -53,7 +53,8 @@ enum { FILE_DESCRIPTOR = 1, PINNED = 1, ON_DEVICE = 1, READ_WRITE = 3, RECOMMEND
       (device_pointer, size_t bytes, const access_right *rights, size_t n))                        \
     X(cuMemRelease, "cuMemRelease", (uint64_t handle))                                             \
     X(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (device_pointer to, const void *from, size_t bytes))        \
-    X(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, device_pointer from, size_t bytes))
+    X(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void *to, device_pointer from, size_t bytes))              \
+    X(cuStreamSynchronize, "cuStreamSynchronize", (void *stream))
 
 /* Owner: whoever holds the lock, until is_open; then nobody writes it again. */
 static struct {
@@ -179,6 +180,9 @@ attnd_status cli_cuda_write(uint64_t to, const void *from, size_t bytes, attnd_e
     result why = driver.cuCtxPushCurrent(driver.context);
     if (!why) {
         why = driver.cuMemcpyHtoD(to, from, bytes);
+        /* It returns once the bytes are staged: another process might not see them yet. */
+        if (!why)
+            why = driver.cuStreamSynchronize(NULL);
         driver.cuCtxPopCurrent(&popped);
     }
     return why ? fail(ATTND_KERNEL_FAILED, "cuMemcpyHtoD", why, err) : ATTND_OK;

@@ -49,6 +49,7 @@ _CALLS = {
     "cuMemRelease": (c_uint64,),
     "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
+    "cuStreamSynchronize": (c_void_p,),
 }
 
 
@@ -161,4 +162,9 @@ def read(to, address):
 def write(address, values):
     """Copies a numpy array without gaps to the GPU; done when it returns."""
     if values.nbytes:
-        _open().run("KERNEL_FAILED", ("cuMemcpyHtoD_v2", address, values.ctypes.data, values.nbytes))
+        # The copy returns once the bytes are staged: another process might not see them yet.
+        _open().run(
+            "KERNEL_FAILED",
+            ("cuMemcpyHtoD_v2", address, values.ctypes.data, values.nbytes),
+            ("cuStreamSynchronize", None),
+        )
