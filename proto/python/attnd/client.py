@@ -146,7 +146,8 @@ class Client:
             reply = pending.reply()
             self.info = result_of(reply, pending.id)
             self._session = self.info.session
-            self._max_bytes = self.info.limits.max_message_bytes - 4  # the frame's own number
+            # The frame has a number of four bytes. 0: the daemon names no limit.
+            self._max_bytes = max(self.info.limits.max_message_bytes - 4, 0)
             self._link.open(self._session, reply.instance, deadline)
         except BaseException:
             self._link.close()
