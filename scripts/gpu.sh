@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What needs a GPU: tests of the kernels, compute-sanitizer over them, the bench beside its peers.
+# What needs a GPU: tests of the kernels, the daemon end to end (gpu_road.sh), the bench beside its peers,
+# compute-sanitizer over the tests.
 #
 #   gpu.sh bundle [DIR]   builds the programs and packs them into DIR (build/gpu) with their libraries and
 #                         this script: DIR alone runs on a machine that has nothing of ours
 #   gpu.sh run [DIR]      runs them; logs and results.tsv in $OUT (DIR/out). The table and the counts
 #                         come last; 1 when something failed. Without a GPU all of it is skipped
 #
-# STEPS="tests bench sanitizers" leaves steps out. PYTHON: one that has PyTorch, for the peers.
+# STEPS="tests road bench sanitizers" leaves steps out. PYTHON: one that has PyTorch, for the peers.
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,7 +19,7 @@ else
 fi
 
 programs=(kernels/test_{cases,claims,conformance,far,merge,probes} unit/test_ker_{device,registry})
-steps=${STEPS:-tests bench sanitizers}
+steps=${STEPS:-tests road bench sanitizers}
 
 # ---- bundle ------------------------------------------------------------------------------------------
 
@@ -29,7 +30,7 @@ bundle() { # DIR
         echo "gpu: no bundle: nvcc is not installed"
         return
     }
-    env -u MAKEFLAGS -u MAKELEVEL make -s "${programs[@]/#/$build/tests/}" $build/bench/gpu >&2 || exit 1
+    env -u MAKEFLAGS -u MAKELEVEL make -s "${programs[@]/#/$build/tests/}" $build/bench/gpu all >&2 || exit 1
     stage=$(mktemp -d)
     trap 'rm -rf "$stage"' EXIT
     for program in "${programs[@]/#/$build/tests/}" $build/bench/gpu; do
@@ -43,6 +44,7 @@ bundle() { # DIR
     for library in $libraries; do cp -L "$library" "$dir/lib/" || exit 1; done
     tar -czf "$dir/programs.tar.gz" -C "$stage" . || exit 1
     cp scripts/gpu.sh tests/bench/peers.py "$dir/" || exit 1
+    "$root/scripts/gpu_road.sh" bundle "$dir/road" || exit 1
     # The rows of the table that run on a GPU.
     sed -nE 's/^KERNEL\(([a-z0-9_]+_sm[0-9]+),.*/\1/p' kernels/kernels.def > "$dir/rows"
     git describe --always --dirty --abbrev=10 > "$dir/commit" 2>/dev/null || head -1 .dist > "$dir/commit"
@@ -102,6 +104,11 @@ run_tests() {
         echo "0 1 0" > "$out/cuda.n"
         echo "  FAIL the driver shows a GPU, the kernels did not run on it"
     }
+}
+
+run_road() {
+    OUT=$out/road job road 400 bash "$dir/road/scripts/gpu_road.sh" run
+    sed 's/^/  /' "$out/road.log"
 }
 
 sanitize() { # TOOL NAME PROGRAM ARGUMENTS...
