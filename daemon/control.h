@@ -27,7 +27,7 @@ typedef struct srv_control_deps {
     const char *runtime_dir;
     srv_queue *engine;                                           /* snapshots go here */
     void (*snapshot_fill)(srv_engine *engine, srv_event *event); /* event.run of a snapshot */
-    srv_capture *capture; /* NULL: nothing can be recorded */
+    srv_capture *capture;                                        /* NULL: nothing can be recorded */
     void *server;
     /* Ready, or false with the reason in why ("draining"). */
     bool (*is_ready)(void *server, char why[128]);

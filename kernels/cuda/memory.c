@@ -153,8 +153,8 @@ static attnd_status copy(void *to, const void *from, size_t bytes, enum cudaMemc
                          attnd_err *err)
 {
     cudaError_t error = cudaMemcpy(to, from, bytes, kind);
-    /* A copy from pageable memory returns once it is staged, before it is on the device, and streams
-     * of launches do not wait for it. */
+    /* A copy from pageable memory returns once it is staged, before it is on the device, and
+     * streams of launches do not wait for it. */
     if (error == cudaSuccess)
         error = cudaStreamSynchronize(0);
     if (error == cudaSuccess)

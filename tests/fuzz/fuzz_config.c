@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     FUZZ_CHECK(!ftruncate(file, 0) && pwrite(file, data, n, 0) == (ssize_t)n);
     memset(&c, 0, sizeof c);
     cfg_defaults(&c);
-    before = c;
+    memcpy(&before, &c, sizeof c); /* padding included */
     attnd_status status = cfg_read_models(&c, &models, path, &err);
     FUZZ_CHECK(status == err.status);
     if (status == ATTND_OK) {
@@ -61,7 +61,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
             srv_footprint_print(nowhere, &models.models[m], m, &err);
     } else {
         FUZZ_CHECK(!strncmp(err.text, path, strlen(path)) && attnd_status_mender(status) != 0);
-        FUZZ_CHECK(!memcmp(&c, &before, sizeof c));
+        const void *now = &c, *then = &before;
+        FUZZ_CHECK(!memcmp(now, then, sizeof c));
     }
     cfg_models_fini(&models);
     return 0;

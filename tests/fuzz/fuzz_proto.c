@@ -88,7 +88,7 @@ static void encode_reply(const uint8_t *data, size_t n)
 {
     source s = {data, n};
     msg_reply reply = {.id = draw(&s), .instance = draw(&s)};
-    msg_pool_info pools[4];
+    msg_pool_info pools[4] = {0};
     char names[5][80];
     switch (draw(&s) % 5) {
     case 0:
@@ -129,7 +129,7 @@ static void encode_reply(const uint8_t *data, size_t n)
     FUZZ_CHECK((int)got->result_case == (int)reply.op);
     if (reply.op == MSG_OP_open_model)
         for (size_t i = 0; i < reply.open_model.n_pools; i++)
-            FUZZ_CHECK(got->open_model->n_pools == reply.open_model.n_pools &&
+            FUZZ_CHECK(got->open_model->n_pools == reply.open_model.n_pools && pools[i].name &&
                        !strcmp(got->open_model->pools[i]->name, pools[i].name) &&
                        got->open_model->pools[i]->bytes == pools[i].bytes);
     if (reply.op == MSG_OP_step)
